@@ -1,0 +1,51 @@
+# Every target sets itself up: `make demo` or `make test` in a fresh clone is enough.
+# PYTHON=python3.12 chooses the interpreter of the environment in .venv.
+
+PYTHON ?=
+BIN := .venv/bin
+RUN := $(BIN)/python -m
+PLUGINS := $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
+
+# More threads than cores only slow small matrices down; tokenizers' own threads do not mix with forks.
+export OMP_NUM_THREADS ?= 2
+export TOKENIZERS_PARALLELISM ?= false
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test test-quick lint format bench clean distclean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv ready (the other targets do it themselves)
+	@PYTHON="$(PYTHON)" goal="$(firstword $(MAKECMDGOALS))" sh scripts/setup.sh
+
+demo: setup ## a real model answers a question, then a batch of 16 prompts
+	@$(BIN)/python examples/demo.py
+
+test: setup ## every test, the plugins' too (under 10 minutes on 2 cores)
+	$(RUN) pytest
+
+test-quick: setup ## the tests that take moments and need no model (under a minute)
+	$(RUN) pytest -m "not slow and not real_model"
+
+lint: setup ## ruff, mypy --strict, import rules
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+	@set -e; for plugin in $(PLUGINS); do echo "mypy $$plugin"; $(RUN) mypy --config-file pyproject.toml $$plugin; done
+	$(BIN)/lint-imports
+
+format: setup ## let ruff put the code in order
+	$(RUN) ruff check --fix .
+	$(RUN) ruff format .
+
+bench: setup ## tokens/s beside transformers' on the demo model (some minutes)
+	@model=$$($(RUN) fastgen.testing.demo_model) && $(BIN)/fastgen bench offline "$$model" --workload w1 --workload w2
+
+clean: ## remove what builds, tests and tools left
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove the environment and the downloaded demo model too
+	rm -rf .venv .cache

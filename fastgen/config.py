@@ -1,0 +1,124 @@
+"""Engine options, the same as keywords, command-line flags and TOML; every field with its default and meaning."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fastgen.errors import ConfigError, did_you_mean
+
+__all__ = ["EngineConfig", "parse_bytes"]
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def parse_bytes(value: str) -> int:
+    """Bytes in ``"2GiB"``, ``"500MB"``, ``"1.5G"`` or ``"1048576"``.
+
+    Raises:
+        ValueError: not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", value, re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{value!r} is not a size; write '2GiB', '500MB' or a number of bytes")
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+
+
+class EngineConfig(BaseModel):
+    """Everything an engine can be told. Fields left unset are decided from the model and the machine at load time;
+    ``fastgen explain MODEL`` prints what was decided."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Number format of weights and cache. auto: float32 on a CPU, else the checkpoint's."
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ... auto: a GPU if torch sees one.")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads for the maths. Unset: torch's choice.")
+    max_batch_tokens: int = Field(
+        default=512, ge=1, description="The token budget: tokens in one forward pass, prompts and generations together."
+    )
+    max_sequences: int = Field(default=128, ge=1, description="Most sequences running at once.")
+    max_model_len: int | None = Field(
+        default=None, ge=1, description="Most tokens of prompt and answer. Unset: the model's own limit."
+    )
+    block_size: int = Field(default=16, ge=1, le=1024, description="Tokens in one block of the KV cache.")
+    num_blocks: int | None = Field(default=None, ge=1, description="Blocks in the KV cache; instead of cache_memory.")
+    cache_memory: float | str | None = Field(
+        default=None,
+        description="Memory for the KV cache: a fraction of what is free (0.5) or a size (2GiB). Unset: 0.4 of the free "
+        "memory on a CPU, 0.9 on a GPU, and never more than max_sequences full-length sequences can use.",
+    )
+    prefix_caching: bool = Field(default=True, description="Reuse the computed blocks of shared prompt beginnings.")
+    policy: Literal["fcfs", "lpm", "random", "priority"] = Field(
+        default="fcfs",
+        description="Who enters from the waiting queue: first come, longest cached prefix, random, or priority. "
+        "A request's priority field goes first under any of them.",
+    )
+    seed: int | None = Field(
+        default=None, ge=0, lt=2**63, description="Makes requests without a seed, and policy random, repeatable."
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit of a model on the hub.")
+    token: str | None = Field(default=None, repr=False, description="Access token for the hub. Unset: the saved login.")
+    offline: bool = Field(default=False, description="Use files already on this machine only.")
+    trust_remote_code: bool = Field(default=False, description="Let code shipped with a checkpoint run. Off is safe.")
+    load_bin: bool = Field(default=False, description="Allow PyTorch .bin weights (loaded with weights_only).")
+    adapter: dict[str, str] = Field(
+        default_factory=dict, description="Which plugin serves an architecture, where several do: {arch: plugin}."
+    )
+
+    @field_validator("cache_memory")
+    @classmethod
+    def _cache_memory(cls, value: float | str | None) -> float | str | None:
+        if isinstance(value, str):
+            try:
+                fraction = float(value)
+            except ValueError:
+                parse_bytes(value)
+                return value
+            value = fraction if fraction <= 1 else value
+        if isinstance(value, float | int) and not 0 < value <= 1:
+            raise ValueError(f"{value} must be a fraction above 0 and up to 1, or a size such as '2GiB'")
+        return value
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if self.num_blocks is not None and self.cache_memory is not None:
+            raise ValueError("give num_blocks or cache_memory, not both")
+        return self
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> EngineConfig:
+        """Validated options.
+
+        Raises:
+            ConfigError: an unknown option (with a suggestion), or a value that cannot be used.
+        """
+        for name in options:
+            if name not in cls.model_fields:
+                raise ConfigError(f"unknown engine option {name!r}.{did_you_mean(name, cls.model_fields)}")
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            text = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{where + ': ' if where else ''}{text} (got {first['input']!r})") from None
+
+    @classmethod
+    def read_toml(cls, path: Path) -> dict[str, Any]:
+        """The options in a TOML file, not validated yet, to be laid under flags and keywords.
+
+        Raises:
+            ConfigError: the file cannot be read or is not TOML.
+        """
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read the config file {path}: {error.strerror or error}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None

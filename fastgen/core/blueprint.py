@@ -1,0 +1,189 @@
+"""Everything decided about a model before a byte of its weights is read: for `load`, and for `fastgen explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastgen.config import EngineConfig
+from fastgen.core.checkpoint import Checkpoint
+from fastgen.core.containers import Decoder
+from fastgen.core.generation_config import check_generation_config
+from fastgen.core.hf_config import HFConfig, read_generation_config, read_raw_config
+from fastgen.core.layers.layer import building
+from fastgen.core.plugin import ModelSpec, Registry, registry
+from fastgen.core.runtime.kv_cache import CachePlan, plan_cache
+from fastgen.core.source import ModelFiles, resolve
+from fastgen.core.weight_map import WeightMap
+from fastgen.core.weights import Placement, plan
+from fastgen.errors import ConfigError, UnsupportedModelError
+from fastgen.kernels.ops import KernelTable
+
+__all__ = ["Blueprint", "draw"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model that could be loaded."""
+
+    files: ModelFiles
+    registry: Registry
+    spec: ModelSpec
+    model_config: HFConfig
+    generation_config: dict[str, Any]
+    checkpoint: Checkpoint
+    placements: list[Placement]
+    model: Decoder
+    """Without memory (on torch's meta device), its kernels chosen."""
+    kernels: KernelTable
+    device: torch.device
+    dtype: torch.dtype
+    dtype_reason: str
+    max_model_len: int
+    cache: CachePlan
+    warnings: list[str]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes the loaded weights take."""
+        return sum(p.numel() for p in self.model.parameters()) * self.dtype.itemsize
+
+
+def draw(model: str | Path, config: EngineConfig) -> Blueprint:
+    """Find the files, the plugin and the kernels, and check that all of it fits together.
+
+    Raises:
+        ModelNotFoundError, CheckpointError, ConfigError, UnsupportedModelError, PluginError: with the reason.
+    """
+    plugins = registry()
+    files = resolve(
+        model, revision=config.revision, token=config.token, offline=config.offline, load_bin=config.load_bin
+    )
+    raw = read_raw_config(files.directory)
+    spec = plugins.find_model(_architectures(raw, files), adapter=config.adapter)
+    parts = spec.load()
+    model_config = parts.config.from_raw(raw)
+    generation_config = read_generation_config(files.directory)
+    checkpoint = Checkpoint.open(files.directory, load_bin=config.load_bin)
+    warnings = [*checkpoint.warnings, *check_generation_config(generation_config)]
+    model_config, shapes, untied = _tie(model_config, checkpoint, parts.weights)
+    warnings += untied
+
+    device = _device(config)
+    dtype, dtype_reason, doubts = _dtype(config, model_config, device)
+    warnings += doubts
+    kernels = KernelTable(device.type, str(dtype).removeprefix("torch."), _implementations(plugins))
+    with building(dtype, torch.device("meta")):
+        skeleton = parts.build(model_config)
+    skeleton.bind(kernels)
+    placements = plan(skeleton, parts.weights, model_config, shapes)
+    max_model_len = _max_model_len(config, model_config)
+    return Blueprint(
+        files=files,
+        registry=plugins,
+        spec=spec,
+        model_config=model_config,
+        generation_config=generation_config,
+        checkpoint=checkpoint,
+        placements=placements,
+        model=skeleton,
+        kernels=kernels,
+        device=device,
+        dtype=dtype,
+        dtype_reason=dtype_reason,
+        max_model_len=max_model_len,
+        cache=plan_cache(skeleton, config, dtype, device, max_model_len),
+        warnings=warnings,
+    )
+
+
+def _architectures(raw: dict[str, Any], files: ModelFiles) -> list[str]:
+    names = raw.get("architectures")
+    if not names:
+        raise UnsupportedModelError(
+            f"{files.name}: config.json names no architectures, so no plugin can be chosen; add "
+            '"architectures": ["LlamaForCausalLM"] or whatever the model is'
+        )
+    return [str(name) for name in names] if isinstance(names, list) else [str(names)]
+
+
+def _implementations(plugins: Registry) -> list[Any]:
+    from fastgen.kernels.reference import IMPLEMENTATIONS
+
+    return [*IMPLEMENTATIONS, *(spec.load() for spec in plugins.kernels)]
+
+
+def _tie(
+    config: HFConfig, checkpoint: Checkpoint, weights: WeightMap
+) -> tuple[HFConfig, dict[str, tuple[int, ...]], list[str]]:
+    """A config that ties head and embedding, beside a file that holds both: equal, the head is left unread;
+    different, each is used, as transformers does. The config to build, the shapes to load, and what to say."""
+    shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    found: dict[str, str] = {}
+    for name, renamed in weights.rename(shapes).items():
+        to = weights.find(renamed)
+        if to is not None and to.tail == "weight":
+            found[to.path] = name
+    head, table = found.get("head.proj"), found.get("embed.tokens")
+    if not config.tie_word_embeddings or head is None or table is None:
+        return config, shapes, []
+    if _same(checkpoint, head, table):
+        del shapes[head]
+        return config, shapes, []
+    warning = (
+        f"config.json ties the output head to the embedding, but the checkpoint holds a different {head}: both are used"
+    )
+    return config.model_copy(update={"tie_word_embeddings": False}), shapes, [warning]
+
+
+def _same(checkpoint: Checkpoint, one: str, other: str) -> bool:
+    if checkpoint.tensors[one].shape != checkpoint.tensors[other].shape:
+        return False
+    kept = {name: tensor.clone() for name, tensor in checkpoint.stream([one])}[one]
+    return all(torch.equal(kept, tensor) for _, tensor in checkpoint.stream([other]))
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(config.device)
+    except RuntimeError:
+        raise ConfigError(f"device: {config.device!r} is not a device; use auto, cpu, cuda or cuda:0") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device: {config.device!r} is not supported; use cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device: {config.device!r} was asked for, and torch sees {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def _dtype(config: EngineConfig, model: HFConfig, device: torch.device) -> tuple[torch.dtype, str, list[str]]:
+    """The dtype to compute in, why, and what to say about it."""
+    saved = model.torch_dtype or "float32"
+    if config.dtype != "auto":
+        doubts = []
+        if config.dtype == "float16" and saved == "bfloat16":
+            doubts.append("a bfloat16 checkpoint runs as float16: large values may overflow to NaN; bfloat16 is safer")
+        return _DTYPES[config.dtype], "as asked", doubts
+    if device.type == "cpu":
+        return torch.float32, "auto: float32 on a CPU", []
+    if saved not in _DTYPES:
+        return torch.float32, f"auto: the checkpoint's {saved} is served as float32", []
+    return _DTYPES[saved], "auto: the checkpoint's own", []
+
+
+def _max_model_len(config: EngineConfig, model: HFConfig) -> int:
+    longest = model.max_position_embeddings
+    # The dynamic type rescales with the prompt's length: config.json's limit is where that starts, not where it ends.
+    if model.rope is not None and model.rope.type == "dynamic" and model.rope.factor:
+        longest = int(longest * model.rope.factor)
+    if config.max_model_len is None:
+        return longest
+    if config.max_model_len > longest:
+        raise ConfigError(f"max_model_len: {config.max_model_len} is more than the {longest} positions the model has")
+    return config.max_model_len

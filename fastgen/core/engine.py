@@ -1,0 +1,317 @@
+"""The engine: requests in, one forward pass a step, tokens out."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from fastgen.config import EngineConfig
+from fastgen.core.blueprint import Blueprint, draw
+from fastgen.core.generation_config import end_token_ids
+from fastgen.core.loading import load_model
+from fastgen.core.policy import Outcome, Scheduler, Sequence
+from fastgen.core.request import Limits, Sampling, resolve
+from fastgen.core.runtime.choice import Choice, choice_of
+from fastgen.core.runtime.kv_cache import KVCache
+from fastgen.core.runtime.ragged import RaggedBatchBuilder
+from fastgen.core.runtime.runner import PassResult, Runner
+from fastgen.core.runtime.sampler import LogitsProcessor, Sampler, SequenceSampler, make_processors
+from fastgen.errors import EngineClosedError, InvalidRequestError
+from fastgen.text import Tokenizer
+from fastgen.types import SamplingParams, StepOutput
+
+__all__ = ["Engine", "EngineStats"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts since the engine started, and its state now."""
+
+    passes: int
+    tokens: int
+    """Run through the model, prompt and answer, recomputed ones too."""
+    sampled: int
+    """Tokens of answers."""
+    seconds: float
+    """Spent in passes."""
+    running: int
+    waiting: int
+    preemptions: int
+    total_blocks: int
+    used_blocks: int
+    cached_blocks: int
+    """Held by nobody, kept for prompts with the same beginning."""
+    peak_blocks: int
+    """Most that were in use at once."""
+    prefix_hit_tokens: int
+    prefix_queried_tokens: int
+
+
+class Engine:
+    """Drives a model step by step; for callers that own the loop.
+
+    ::
+
+        engine = Engine.load("HuggingFaceTB/SmolLM2-135M-Instruct")
+        engine.add(engine.tokenizer.encode("Hello"), SamplingParams(max_new_tokens=8))
+        while engine.has_work:
+            for output in engine.step():
+                print(output)
+
+    Not thread-safe: call it from one thread (``Pipeline`` does so for many callers).
+    """
+
+    def __init__(self, blueprint: Blueprint, config: EngineConfig, model: Any, tokenizer: Tokenizer | None) -> None:
+        self.config, self.blueprint, self.tokenizer = config, blueprint, tokenizer
+        self.max_model_len = blueprint.max_model_len
+        cache = KVCache(model, blueprint.cache, blueprint.dtype, blueprint.device)
+        rows = model.head.vocab_rows
+        self.limits = Limits(
+            max_model_len=self.max_model_len,
+            vocab_rows=model.embed.tokens.rows,
+            valid_ids=min(rows, tokenizer.num_ids) if tokenizer is not None else rows,
+            cache_tokens=blueprint.cache.tokens,
+        )
+        budget = config.max_batch_tokens
+        running = min(config.max_sequences, budget)
+        builder = RaggedBatchBuilder(
+            max_tokens=budget,
+            max_sequences=running,
+            max_blocks=-(-self.limits.most_tokens // config.block_size),
+            block_size=config.block_size,
+            device=blueprint.device,
+            caches=cache.layers,
+        )
+        self.runner = Runner(model, builder, Sampler(valid_rows=self.limits.valid_ids))
+        self.scheduler = Scheduler(
+            num_blocks=blueprint.cache.num_blocks,
+            block_size=config.block_size,
+            max_batch_tokens=budget,
+            max_sequences=running,
+            policy=config.policy,
+            prefix_caching=config.prefix_caching,
+            seed=config.seed or 0,
+        )
+        self._eos = blueprint.model_config.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else set())
+        self._model = model
+        self._seeds = random.Random(config.seed)
+        self._ids = itertools.count()
+        self._requests: dict[str, dict[int, Sequence]] = {}
+        self._passes = self._tokens = self._sampled = self._peak = 0
+        self._seconds = 0.0
+        self._closed = False
+
+    @classmethod
+    def load(
+        cls, model: str | Path, config: EngineConfig | None = None, *, progress: bool = False, **options: Any
+    ) -> Self:
+        """A model by Hugging Face name, directory or file, ready to run.
+
+        Args:
+            config: engine options; or give them as keywords.
+            progress: show bars while files are fetched and read.
+
+        Raises:
+            FastgenError: with what is wrong with the name, the files, the options or the plugin.
+        """
+        config = EngineConfig.of({**(config.model_dump(exclude_unset=True) if config else {}), **options})
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        blueprint = draw(model, config)
+        tokenizer = Tokenizer.load_if_present(
+            blueprint.files.directory, trust_remote_code=config.trust_remote_code
+        )
+        return cls(blueprint, config, load_model(blueprint, progress=progress), tokenizer)
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        chat: bool = False,
+    ) -> str:
+        """Accept a request, or refuse it. It runs from the next step on.
+
+        Args:
+            params: unset fields take the model's defaults, then fastgen's.
+            request_id: a name of your own, unique among the requests in flight.
+            chat: whether an open answer length means all that fits.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            InvalidRequestError: says which field is wrong and why; nothing was accepted.
+            EngineClosedError: the engine was closed.
+        """
+        sampling = self.check(prompt_token_ids, params, chat=chat)
+        request_id = f"r{next(self._ids)}" if request_id is None else request_id
+        if request_id in self._requests:
+            raise InvalidRequestError(f"request id {request_id!r} is in use by a request in flight", field="request_id")
+        sequences = {
+            index: self._sequence(request_id, index, sampling, prompt_token_ids) for index in range(sampling.n)
+        }
+        self._requests[request_id] = sequences
+        for sequence in sequences.values():
+            self.scheduler.add(sequence)
+        return request_id
+
+    def check(self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, chat: bool = False) -> Sampling:
+        """What `add` would run, with every open question decided; raises as it does, and accepts nothing."""
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        sampling = resolve(
+            params or SamplingParams(),
+            prompt_token_ids,
+            generation_config=self.blueprint.generation_config,
+            eos_ids=self._eos,
+            limits=self.limits,
+            chat=chat,
+            seeds=self._seeds,
+        )
+        self._processors(sampling, prompt_token_ids)  # refuses unknown names and options
+        return sampling
+
+    def _processors(self, sampling: Sampling, prompt: list[int]) -> list[tuple[str, LogitsProcessor]]:
+        if not sampling.logits_processors:
+            return []
+        plugins = self.blueprint.registry
+        return make_processors(
+            sampling.logits_processors,
+            {spec.name: spec.load() for spec in plugins.logits_processors},
+            vocab_size=self.limits.valid_ids,
+            prompt_token_ids=prompt,
+        )
+
+    def _sequence(self, request_id: str, index: int, sampling: Sampling, prompt: list[int]) -> Sequence:
+        scored = index == 0 and sampling.prompt_logprobs >= 0
+        choice = Choice(
+            request_id=request_id,
+            index=index,
+            sampling=sampling,
+            sampler=SequenceSampler(
+                sampling, prompt, index, self._processors(sampling, prompt), vocab_size=self.limits.valid_ids
+            ),
+            prompt_scores=[None] * len(prompt) if scored else None,
+        )
+        return Sequence(
+            prompt,
+            max_tokens=sampling.max_tokens,
+            stop_ids=sampling.stop_ids,
+            min_tokens=sampling.min_new_tokens,
+            priority=sampling.priority,
+            # Within one engine, model, dtype and adapter are the same; what else changes the keys is the rope regime.
+            namespace=(self._model.regime(len(prompt)), sampling.cache_salt),
+            read_cache=not scored,
+            payload=choice,
+        )
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request (or one of its choices) now. Its last output, with reason ``abort``, comes from the next step.
+        Unknown and finished requests are ignored."""
+        for one, sequence in list(self._requests.get(request_id, {}).items()):
+            if index is None or one == index:
+                self.scheduler.abort(sequence)
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something: requests in flight, or outputs of aborted ones to deliver."""
+        return self.scheduler.has_work
+
+    def step(self) -> list[StepOutput]:
+        """One forward pass over the running sequences and pieces of prompts that fill the token budget."""
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        started = time.perf_counter()
+        plan = self.scheduler.plan()
+        try:
+            result = self.runner.run(plan) if plan.sequences else PassResult()
+        except Exception as error:  # out of memory, a kernel's fault: this pass's sequences end, the others go on
+            result = PassResult(errors=dict.fromkeys(plan.sequences, f"the pass failed: {type(error).__name__}: {error}"))
+            logger.exception("a forward pass of %d tokens failed", plan.num_tokens)
+            return [self._output(outcome, result) for outcome in self.scheduler.fail(plan)]
+        outcomes = self.scheduler.commit(plan, result.tokens)
+        if plan.sequences:
+            self._passes += 1
+            self._tokens += plan.num_tokens
+            self._sampled += sum(token is not None for token in result.tokens)
+            self._seconds += time.perf_counter() - started
+        return [self._output(outcome, result) for outcome in outcomes]
+
+    def _output(self, outcome: Outcome, result: PassResult) -> StepOutput:
+        sequence = outcome.sequence
+        choice = choice_of(sequence)
+        logprob = scores = None
+        if outcome.token is not None:
+            logprob = result.logprobs.get(sequence)
+            choice.sampler.observe(outcome.token)
+            if not choice.delivered:
+                choice.delivered = True
+                scores, choice.prompt_scores = choice.prompt_scores, None
+        if outcome.finish_reason is not None:
+            self._forget(choice)
+        return StepOutput(
+            request_id=choice.request_id,
+            index=choice.index,
+            token_id=outcome.token,
+            logprob=logprob,
+            finish_reason=outcome.finish_reason,
+            stop=sequence.stop,
+            error=result.errors.get(sequence),
+            cached_tokens=sequence.num_cached,
+            prompt_logprobs=scores,
+        )
+
+    def _forget(self, choice: Choice) -> None:
+        choices = self._requests.get(choice.request_id)
+        if choices is not None:
+            choices.pop(choice.index, None)
+            if not choices:
+                del self._requests[choice.request_id]
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """Where the engine stands."""
+        policy = self.scheduler.stats
+        return EngineStats(
+            passes=self._passes,
+            tokens=self._tokens,
+            sampled=self._sampled,
+            seconds=self._seconds,
+            running=policy.running,
+            waiting=policy.waiting,
+            preemptions=policy.preemptions,
+            total_blocks=policy.num_blocks,
+            used_blocks=policy.used_blocks,
+            cached_blocks=policy.cached_blocks,
+            peak_blocks=self._peak,
+            prefix_hit_tokens=policy.prefix_hit_tokens,
+            prefix_queried_tokens=policy.prefix_queried_tokens,
+        )
+
+    def close(self) -> None:
+        """Drop the model and the cache. Requests in flight get no more outputs; closing twice is harmless."""
+        self._closed = True
+        self._requests.clear()
+        self._model = self.runner = self.scheduler = None  # type: ignore[assignment]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,330 @@
+"""A model's ``config.json``, normalised once: the only place that knows the spellings of transformers 4 and 5."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fastgen.core.rope_config import RopeConfig, read_rope, rope_settings
+from fastgen.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+
+__all__ = ["HFConfig", "RopeConfig", "read_eos_ids", "read_generation_config", "read_raw_config"]
+
+_MAX_CONFIG_BYTES = 64 * 2**20
+
+Count = Annotated[int, Field(ge=1)]
+Dtype = Literal["float32", "float16", "bfloat16", "float64"]
+
+
+class HFConfig(BaseModel):
+    """What every decoder has. A family subclasses it, adds fields under the names its ``config.json`` uses, and
+    overrides a default where its transformers class has another one:
+
+        class Qwen2Config(HFConfig):
+            default_rope_theta = 10_000.0
+            sliding_window: int | None = None
+            use_sliding_window: bool = False
+
+    Build one with `from_raw`. Keys that are not fields are ignored, but for those that would silently change the
+    model's maths (`NEUTRAL`): these are refused unless the class has a field of that name, or they are neutral.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+    spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Other names of a field in the raw file, for this family; laid over `SPELLINGS`. The first name present wins."""
+    default_rope_theta: ClassVar[float] = 10_000.0
+    default_partial_rotary_factor: ClassVar[float] = 1.0
+    has_rope: ClassVar[bool] = True
+    """False for a family with another kind of position: `rope` is ``None`` and rope keys are not read."""
+    per_layer_rope: ClassVar[bool] = False
+    """True for a family that reads `rope_by_layer_type`."""
+
+    architectures: tuple[str, ...] = ()
+    model_type: str | None = None
+    vocab_size: Annotated[Count, Field(le=2**26)]
+    hidden_size: Annotated[Count, Field(le=2**20)]
+    num_hidden_layers: Annotated[Count, Field(le=4096)]
+    num_attention_heads: Annotated[Count, Field(le=2**14)]
+    num_key_value_heads: Annotated[Count, Field(le=2**14)]
+    head_dim: Annotated[Count, Field(le=2**16)]
+    intermediate_size: Annotated[Count, Field(le=2**24)] | None = None
+    hidden_act: str = "silu"
+    norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    max_position_embeddings: Annotated[Count, Field(le=2**31 - 1)] = 2048
+    tie_word_embeddings: bool = False
+    torch_dtype: Dtype | None = None
+    bos_token_id: Annotated[int, Field(ge=0)] | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+    rope: RopeConfig | None = None
+    rope_by_layer_type: dict[str, RopeConfig | None] = Field(default_factory=dict)
+    """Rope per name in ``layer_types``, where the file nests it so; ``None`` for layers without. `rope` is then
+    ``None``."""
+
+    @classmethod
+    def from_raw(cls, raw: Mapping[str, Any]) -> Self:
+        """The normalised config.
+
+        Raises:
+            ConfigError: a field is missing or holds a value that cannot be used; the message names both.
+            UnsupportedModelError: the file asks for something that changes the maths and is not known here.
+        """
+        _refuse_unknown_maths(raw, cls)
+        fields = {**raw, **_spelled(raw, {**SPELLINGS, **cls.spellings})}
+        fields = {name: value for name, value in fields.items() if name not in _DERIVED}
+        fields["architectures"] = _architectures(raw)
+        fields["eos_token_ids"] = read_eos_ids(raw, "config.json")
+        if fields.get("num_key_value_heads") is None:
+            fields["num_key_value_heads"] = fields.get("num_attention_heads")
+        if fields.get("head_dim") is None:
+            fields["head_dim"] = _derived_head_dim(fields)
+        config = cls._validated(fields)
+        return cls._validated({**fields, **cls._ropes(raw, config)}) if cls.has_rope else config
+
+    @classmethod
+    def _validated(cls, fields: dict[str, Any]) -> Self:
+        try:
+            return cls(**{name: value for name, value in fields.items() if value is not None or cls._nullable(name)})
+        except ValidationError as error:
+            raise _config_error(error, cls, fields) from None
+
+    @classmethod
+    def _nullable(cls, name: str) -> bool:
+        """Whether an explicit null is a value of this field, as in ``sliding_window: null``; else it means "unset"."""
+        field = cls.model_fields.get(name)
+        return field is not None and type(None) in get_args(field.annotation)
+
+    @classmethod
+    def _ropes(cls, raw: Mapping[str, Any], config: HFConfig) -> dict[str, Any]:
+        def read(settings: Mapping[str, Any]) -> RopeConfig:
+            return read_rope(
+                settings,
+                raw,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_position_embeddings,
+                default_theta=cls.default_rope_theta,
+                default_partial_rotary_factor=cls.default_partial_rotary_factor,
+            )
+
+        settings = rope_settings(raw)
+        nested = {name: value for name, value in settings.items() if isinstance(value, dict)}
+        if not nested:
+            return {"rope": read(settings)}
+        if not cls.per_layer_rope:
+            raise UnsupportedModelError(
+                f"config.json: rope settings differ by layer type ({', '.join(map(repr, nested))}), which "
+                f"{cls.__name__} does not support"
+            )
+        by_type = {name: None if value is None else read(value) for name, value in settings.items()}
+        return {"rope_by_layer_type": by_type}
+
+    @model_validator(mode="after")
+    def _heads(self) -> Self:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}"
+            )
+        return self
+
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "intermediate_size": ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
+    "norm_eps": (
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "layernorm_epsilon",
+        "norm_eps",
+        "norm_epsilon",
+    ),
+    "hidden_act": ("hidden_act", "hidden_activation", "activation_function"),
+    "torch_dtype": ("dtype", "torch_dtype"),
+}
+"""Names each field goes by in the wild. Two that are present and disagree are an error."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "pretraining_tp": (1, 0),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "sliding_window": (0,),
+    "attention_chunk_size": (),
+    "attn_logit_softcapping": (0,),
+    "attn_logit_softcap": (0,),
+    "final_logit_softcapping": (0,),
+    "final_logit_softcap": (0,),
+    "logits_soft_cap": (0,),
+    "query_pre_attn_scalar": (),
+    "clip_qkv": (),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "attention_multiplier": (),
+    "lm_head_multiplier": (1,),
+    "key_multiplier": (1,),
+    "scale_emb": (1,),
+    "scale_depth": (),
+    "dim_model_base": (),
+    "embedding_scale": (1,),
+    "scale_embedding": (False,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "scale_attn_weights": (True,),
+    "alibi": (False,),
+    "use_alibi": (False,),
+    "use_parallel_residual": (False,),
+    "parallel_attn": (False,),
+    "rope_interleave": (False,),
+    "rope_interleaved": (False,),
+    "no_rope_layers": ([],),
+    "no_rope_layer_interval": (0,),
+    "attn_temperature_tuning": (False, 0),
+    "num_kv_shared_layers": (0,),
+    "layer_types": (),
+    "block_configs": (),
+    "per_layer_config": ({},),
+}
+"""Keys that change the maths without leaving a tensor in the checkpoint to notice, with the values (besides ``null``)
+at which they do nothing. ``layer_types`` is neutral where every entry is ``"full_attention"``."""
+
+_DERIVED = {"rope", "rope_by_layer_type", "eos_token_ids"}
+
+
+def _refuse_unknown_maths(raw: Mapping[str, Any], cls: type[HFConfig]) -> None:
+    quantization = raw.get("quantization_config") or raw.get("compression_config")
+    if quantization and "quantization_config" not in cls.model_fields:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise UnsupportedModelError(
+            f"config.json: the weights are quantised (quantization_config, method {method!r}), which is not supported; "
+            "use the unquantised checkpoint"
+        )
+    if "hidden_size" not in raw and isinstance(raw.get("text_config"), dict):
+        raise UnsupportedModelError(
+            "config.json: the language model is nested under text_config, as in multimodal models; this family reads "
+            "a flat config"
+        )
+    if raw.get("use_sliding_window") is False and "use_sliding_window" not in cls.model_fields:
+        raw = {name: value for name, value in raw.items() if name != "sliding_window"}
+    for name, neutral in NEUTRAL.items():
+        value = raw.get(name)
+        if value is None or name in cls.model_fields or value in neutral:
+            continue
+        if name == "layer_types" and isinstance(value, list) and all(kind == "full_attention" for kind in value):
+            continue
+        raise UnsupportedModelError(
+            f"config.json: {name} = {value!r} changes the model's maths, and {cls.__name__} does not support it"
+        )
+
+
+def _spelled(raw: Mapping[str, Any], spellings: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    fields = {}
+    for field, names in spellings.items():
+        given = {name: raw[name] for name in names if raw.get(name) is not None}
+        if field == "torch_dtype":
+            given = {name: _dtype(value) for name, value in given.items()}
+        if not given:
+            continue
+        (name, value), *others = given.items()
+        for other, different in others:
+            if different != value:
+                raise ConfigError(f"config.json says {name} = {value!r} and {other} = {different!r}; they must agree")
+        fields[field] = value
+    return fields
+
+
+def _architectures(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    names = raw.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"config.json: architectures must be a list of class names, got {names!r}")
+    return tuple(names)
+
+
+def _derived_head_dim(fields: Mapping[str, Any]) -> int | None:
+    hidden, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
+    if not (type(hidden) is int and type(heads) is int and hidden > 0 and heads > 0):
+        return 1  # one of the two is refused by its own field, which tells more
+    if hidden % heads:
+        raise ConfigError(
+            f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim "
+            "is not set"
+        )
+    return hidden // heads
+
+
+def _dtype(value: Any) -> str:
+    name = value.removeprefix("torch.") if isinstance(value, str) else value
+    if name not in get_args(Dtype):
+        raise ConfigError(f"config.json: dtype {value!r} is not one of {', '.join(get_args(Dtype))}")
+    return str(name)
+
+
+def _config_error(error: ValidationError, cls: type[HFConfig], raw: Mapping[str, Any]) -> ConfigError:
+    first = error.errors()[0]
+    field, *rest = first["loc"] or ("",)
+    names = {**SPELLINGS, **cls.spellings}.get(str(field), (str(field),))
+    name = ".".join([next((name for name in names if name in raw), names[0]), *map(str, rest)])
+    if first["type"] == "missing":
+        return ConfigError(f"config.json has no {name}, which {cls.__name__} needs")
+    text = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    return ConfigError(f"config.json: {name}: {text}, got {first['input']!r}" if name else f"config.json: {text}")
+
+
+def read_eos_ids(raw: Mapping[str, Any], file: str) -> frozenset[int]:
+    """``eos_token_id`` of a config or generation config as a set; it may be a number, a list, null or absent.
+
+    Raises:
+        ConfigError: anything else; ``file`` is named.
+    """
+    value = raw.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(token) is not int for token in ids):
+        raise ConfigError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r}")
+    return frozenset(token for token in ids if token >= 0)  # -1 stands for "none" in old files
+
+
+def read_raw_config(directory: str | Path) -> dict[str, Any]:
+    """The ``config.json`` of a model directory, as it is.
+
+    Raises:
+        ModelNotFoundError: there is none.
+        ConfigError: it cannot be read, or is not a JSON object.
+    """
+    path = Path(directory) / "config.json"
+    if not path.is_file():
+        raise ModelNotFoundError(f"{directory} has no config.json, so it is not a model directory")
+    return _read_json(path)
+
+
+def read_generation_config(directory: str | Path) -> dict[str, Any]:
+    """The ``generation_config.json`` of a model directory; empty where there is none.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a JSON object.
+    """
+    path = Path(directory) / "generation_config.json"
+    return _read_json(path) if path.is_file() else {}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise ConfigError(f"{path} has {path.stat().st_size} bytes, too many for a config file")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    return content

@@ -1,0 +1,33 @@
+"""What a layer may know of the pass it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+import torch
+
+from fastgen.kernels.paging import LayerCache, PagedLayout
+
+__all__ = ["Batch"]
+
+
+class Batch(Protocol):
+    """One forward pass over a ragged batch: the tokens of all its sequences in one row after another."""
+
+    ids: torch.Tensor
+    """``[tokens]`` int64."""
+    positions: torch.Tensor
+    """``[tokens]`` int64, from 0 in each sequence."""
+    rows: torch.Tensor
+    """int64: the rows whose logits are wanted."""
+    sequence_of: torch.Tensor
+    """``[tokens]`` int64: which of the pass's sequences each token belongs to."""
+    lengths: torch.Tensor
+    """``[sequences]`` int64: each sequence's prompt length, which stays while it runs (rope types that depend on the
+    length take their regime from it)."""
+    layout: PagedLayout
+    caches: list[LayerCache]
+    """By ``Attention.index``."""
+    memo: dict[Hashable, Any]
+    """For what a part computes once a pass and shares between layers."""

@@ -1,0 +1,48 @@
+"""From a blueprint to a model with its weights."""
+
+from __future__ import annotations
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from fastgen.core.blueprint import Blueprint
+from fastgen.core.containers import Decoder
+from fastgen.core.layers.layer import building
+from fastgen.core.weights import load
+
+__all__ = ["load_model"]
+
+
+def load_model(blueprint: Blueprint, *, progress: bool = False) -> Decoder:
+    """Build the model on its device and fill it, one tensor in memory at a time.
+
+    Args:
+        progress: show a bar on standard error.
+    """
+    parts = blueprint.spec.load()
+    with building(blueprint.dtype, blueprint.device):
+        model = parts.build(blueprint.model_config)
+    with Progress(
+        TextColumn("loading weights"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        transient=True,
+        disable=not progress,
+        console=_stderr(),
+    ) as bar:
+        task = bar.add_task("load", total=blueprint.checkpoint.total_bytes)
+        load(
+            model,
+            blueprint.placements,
+            blueprint.model_config,
+            blueprint.checkpoint,
+            loaded=lambda done: bar.advance(task, done),
+        )
+    model.bind(blueprint.kernels)
+    return model.eval()
+
+
+def _stderr():  # type: ignore[no-untyped-def]
+    from rich.console import Console
+
+    return Console(stderr=True)

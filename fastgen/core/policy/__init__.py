@@ -1,0 +1,26 @@
+"""Who runs: sequences, blocks, the prefix cache and the scheduler. No torch, no clock; same arrivals, same plans."""
+
+from __future__ import annotations
+
+from fastgen.core.policy.blocks import BlockAllocator, BlockError
+from fastgen.core.policy.plan import Outcome, Plan, Stats
+from fastgen.core.policy.prefix_cache import PrefixCache, PrefixMatch
+from fastgen.core.policy.queue import POLICIES, PolicyName
+from fastgen.core.policy.scheduler import NeverFits, Scheduler
+from fastgen.core.policy.sequence import Sequence, State
+
+__all__ = [
+    "POLICIES",
+    "BlockAllocator",
+    "BlockError",
+    "NeverFits",
+    "Outcome",
+    "Plan",
+    "PolicyName",
+    "PrefixCache",
+    "PrefixMatch",
+    "Scheduler",
+    "Sequence",
+    "State",
+    "Stats",
+]

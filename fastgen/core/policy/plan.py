@@ -1,0 +1,59 @@
+"""What passes between scheduler and engine: the plan of a pass, its outcomes, and figures to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fastgen.core.policy.sequence import Sequence
+from fastgen.types import FinishReason
+
+__all__ = ["Outcome", "Plan", "Stats"]
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """One forward pass. Row ``i`` runs ``counts[i]`` tokens of ``sequences[i]``, starting at its ``num_computed``; it
+    samples a token iff that brings it to the end of its known tokens (``sampling`` lists those rows, ascending).
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    sampling: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    admitted: list[Sequence] = field(default_factory=list)
+    """Got a slot in this plan: their whole block-table row must be written."""
+    block_writes: list[tuple[int, int, int]] = field(default_factory=list)
+    """(slot, index, block): entries of other rows that changed since the last plan."""
+    preempted: list[Sequence] = field(default_factory=list)
+    """Lost their blocks and slot in this plan and wait again; never also in ``sequences``."""
+
+
+class Outcome(NamedTuple):
+    """What a pass meant for one sequence: a token, the end, or both."""
+
+    sequence: Sequence
+    token: int | None
+    """Already appended to ``sequence.tokens``. None when it was aborted or failed."""
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A snapshot. Blocks are counted now (``free + cached + used == num``); the last six are totals since the start."""
+
+    num_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    running: int
+    waiting: int
+    passes: int
+    tokens: int
+    preemptions: int
+    recomputed_tokens: int
+    """Computed again after a preemption, prefix hits already taken off."""
+    prefix_queried_tokens: int
+    """Prompt tokens of first admissions that were looked up in the prefix cache ..."""
+    prefix_hit_tokens: int
+    """... and those of them that were found."""

@@ -1,0 +1,190 @@
+"""Rotary position settings, read once from every spelling a ``config.json`` may use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fastgen.errors import ConfigError, UnsupportedModelError, did_you_mean
+
+__all__ = ["RopeConfig", "RopeType", "read_rope", "rope_settings"]
+
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+
+PositiveInt = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RopeConfig(BaseModel):
+    """How one kind of layer rotates queries and keys. ``layers/frequencies.py`` turns it into numbers.
+
+    Fields a type does not use are ``None``; fields with defaults of transformers' hold them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: RopeType = "default"
+    theta: PositiveFloat = 10_000.0
+    rotary_dim: PositiveInt
+    """Leading dimensions of each head that are rotated, in pairs (i, i + rotary_dim / 2); the rest pass through."""
+    partial_rotary_factor: PositiveFloat = 1.0
+    max_position_embeddings: PositiveInt
+    factor: PositiveFloat | None = None
+    original_max_position_embeddings: PositiveInt | None = None
+    low_freq_factor: PositiveFloat | None = None
+    high_freq_factor: PositiveFloat | None = None
+    attention_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    mscale: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    mscale_all_dim: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    beta_fast: PositiveFloat = 32.0
+    beta_slow: PositiveFloat = 1.0
+    truncate: Annotated[bool, Field(strict=True)] = True
+
+
+# Keys of the rope dictionary each type reads, beside those every type has. A key that belongs to another type is
+# left alone, as transformers does (files keep `original_max_position_embeddings` beside "linear").
+_COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_TYPE_KEYS: dict[str, set[str]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
+    "yarn": {
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+    },
+}
+_REQUIRED_KEYS: dict[str, set[str]] = {
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+}
+_KNOWN_KEYS = _COMMON_KEYS.union(*_TYPE_KEYS.values())
+# Notes that change nothing: how the checkpoint was trained.
+_NOTES = {"finetuned"}
+
+
+def rope_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope dictionary of a raw config: ``rope_scaling`` (transformers 4) if it is set, else ``rope_parameters``.
+
+    Raises:
+        ConfigError: it is not a dictionary.
+    """
+    for name in ("rope_scaling", "rope_parameters"):
+        settings = raw.get(name)
+        if settings is not None and not isinstance(settings, dict):
+            raise ConfigError(f"config.json: {name} must be an object, got {settings!r}")
+        if settings:
+            return dict(settings)
+    return {}
+
+
+def read_rope(
+    settings: Mapping[str, Any],
+    raw: Mapping[str, Any],
+    *,
+    head_dim: int,
+    max_position_embeddings: int,
+    default_theta: float = 10_000.0,
+    default_partial_rotary_factor: float = 1.0,
+) -> RopeConfig:
+    """One rope dictionary (may be empty), completed from the top level of the raw config and the family's defaults.
+
+    The precedence is transformers' (``modeling_rope_utils.RotaryEmbeddingConfigMixin``): the dictionary's own
+    ``rope_theta`` and ``partial_rotary_factor`` before the top level's; a top-level
+    ``original_max_position_embeddings`` before the dictionary's.
+
+    Raises:
+        ConfigError: a value that cannot be used, or one that the rope type needs is missing.
+        UnsupportedModelError: a rope type or key that is not known here; it would change the maths.
+    """
+    kind = _first(settings, "rope_type", "type") or "default"
+    if kind not in get_args(RopeType):
+        raise UnsupportedModelError(
+            f"config.json: rope type {kind!r} is not supported; known are {', '.join(get_args(RopeType))}."
+            f"{did_you_mean(str(kind), get_args(RopeType))}"
+        )
+    for key in settings:
+        if key not in _KNOWN_KEYS | _NOTES:
+            raise UnsupportedModelError(
+                f"config.json: rope key {key!r} (value {settings[key]!r}) is not known, and ignoring it could change "
+                f"the model's answers.{did_you_mean(key, _KNOWN_KEYS)}"
+            )
+    for key in sorted(_REQUIRED_KEYS.get(kind, ())):
+        if settings.get(key) is None:
+            raise ConfigError(f"config.json: rope type {kind!r} needs {key!r}, which is missing")
+
+    theta = _first(settings, "rope_theta")
+    partial = _first(settings, "partial_rotary_factor")
+    fields: dict[str, Any] = {
+        "type": kind,
+        "theta": _first(raw, "rope_theta", "rotary_emb_base", default=default_theta) if theta is None else theta,
+        "max_position_embeddings": max_position_embeddings,
+        **{key: settings[key] for key in _TYPE_KEYS[kind] if settings.get(key) is not None},
+    }
+    if "original_max_position_embeddings" in _TYPE_KEYS[kind]:
+        original = _first(raw, "original_max_position_embeddings")
+        own = _first(settings, "original_max_position_embeddings", default=max_position_embeddings)
+        fields["original_max_position_embeddings"] = own if original is None else original
+    if partial is None:
+        partial = _first(raw, "partial_rotary_factor", "rotary_pct", default=default_partial_rotary_factor)
+    rotary_dim = raw.get("rotary_dim")
+    fields |= _rotary_width(partial, rotary_dim, head_dim)
+    return _checked(_validate(fields))
+
+
+def _first(mapping: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+    return next((mapping[name] for name in names if mapping.get(name) is not None), default)
+
+
+def _rotary_width(partial: Any, rotary_dim: Any, head_dim: int) -> dict[str, Any]:
+    if rotary_dim is None:
+        if isinstance(partial, bool) or not isinstance(partial, int | float) or not 0 < partial <= 1:
+            raise ConfigError(f"config.json: partial_rotary_factor must lie in (0, 1], got {partial!r}")
+        rotary_dim = int(head_dim * partial)
+    elif isinstance(rotary_dim, bool) or not isinstance(rotary_dim, int) or not 0 < rotary_dim <= head_dim:
+        raise ConfigError(f"config.json: rotary_dim must lie in 1..{head_dim} (head_dim), got {rotary_dim!r}")
+    else:
+        partial = rotary_dim / head_dim
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ConfigError(
+            f"config.json: {rotary_dim} rotated dimensions per head (head_dim {head_dim}, partial_rotary_factor "
+            f"{partial}); rotation goes in pairs, so the number must be even"
+        )
+    return {"rotary_dim": rotary_dim, "partial_rotary_factor": partial}
+
+
+def _validate(fields: dict[str, Any]) -> RopeConfig:
+    for name, value in fields.items():  # pydantic would read "2" and True as numbers
+        if name not in ("type", "truncate") and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ConfigError(f"config.json: rope {name} must be a number, got {value!r}")
+    try:
+        return RopeConfig(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"config.json: rope {first['loc'][0]}: {first['msg']}, got {first['input']!r}") from None
+
+
+def _checked(rope: RopeConfig) -> RopeConfig:
+    if rope.type == "yarn" and rope.factor is None:
+        assert rope.original_max_position_embeddings is not None
+        rope = rope.model_copy(update={"factor": rope.max_position_embeddings / rope.original_max_position_embeddings})
+    if rope.type == "dynamic" and rope.rotary_dim < 4:
+        raise ConfigError(f"config.json: rope type 'dynamic' needs 4 rotated dimensions or more, got {rope.rotary_dim}")
+    if rope.type == "dynamic" and rope.factor is not None and rope.factor < 1:
+        raise ConfigError(f"config.json: rope factor must be 1 or more for type 'dynamic', got {rope.factor}")
+    if rope.type == "yarn" and math.isclose(rope.theta, 1.0):
+        raise ConfigError("config.json: rope type 'yarn' needs a rope_theta other than 1")
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    if low is not None and high is not None and high <= low:
+        raise ConfigError(f"config.json: rope high_freq_factor {high} must be above low_freq_factor {low}")
+    return rope

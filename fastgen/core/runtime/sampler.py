@@ -1,0 +1,251 @@
+"""One token per row of logits, for a whole batch at once; a row pays only for the stages its request asked for.
+
+Order, as in transformers (``GenerationMixin._get_logits_processor``): logit bias, repetition penalty, [presence and
+frequency penalties, which transformers has not], min_new_tokens, custom processors, temperature, top-k, top-p, min-p.
+Before all of them, ids that the tokenizer cannot decode (padding rows of the output head) are cut off.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastgen.core.runtime import logits as stages
+from fastgen.core.runtime.logprobs import LOWEST_LOGPROB, prompt_logprobs, token_logprobs
+from fastgen.core.runtime.sequence_sampler import LogitsProcessor, SequenceSampler, make_processors, uniforms
+from fastgen.types import TokenLogprob
+
+__all__ = [
+    "LOWEST_LOGPROB",
+    "LogitsProcessor",
+    "Picks",
+    "Sampler",
+    "SequenceSampler",
+    "make_processors",
+    "prompt_logprobs",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Picks:
+    """What ``Sampler.pick`` found, by row."""
+
+    tokens: list[int | None]
+    """``None`` where the row failed; ``errors`` says why."""
+    errors: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    """For the rows whose request wants them."""
+
+
+class Sampler:
+    """Picks tokens. It holds no state of any sequence.
+
+    Args:
+        valid_rows: ids below this may be chosen (``Limits.valid_ids``).
+    """
+
+    def __init__(self, *, valid_rows: int) -> None:
+        self.valid_rows = valid_rows
+
+    def pick(self, logits: Tensor, states: Sequence[SequenceSampler]) -> Picks:
+        """The next token of each row, and the log-probabilities asked for. Neither ``logits`` nor ``states`` change:
+        whoever keeps a token tells its state (``observe``).
+
+        A row fails alone, with a sentence in ``Picks.errors``, if its logits hold NaN or +inf, if every token is masked
+        (-inf), or if one of its logits processors raises or returns something else than logits.
+
+        Args:
+            logits: the model's own, any float dtype, ``[rows, vocab]``.
+            states: one per row.
+        """
+        if len(states) != logits.shape[0]:
+            raise ValueError(f"{logits.shape[0]} rows of logits came with {len(states)} states")
+        if logits.shape[1] < self.valid_rows:
+            raise ValueError(f"the logits have {logits.shape[1]} columns, fewer than the {self.valid_rows} valid ids")
+        with torch.no_grad():
+            valid = logits[:, : self.valid_rows]
+            peaks, best = valid.max(-1)
+            picks = Picks(best.tolist())
+            _find_broken(peaks, picks.errors, "the model's logits")
+            if valid.shape[1] < logits.shape[1]:
+                padding = logits[:, self.valid_rows :].amax(-1)
+                _find_broken(padding, picks.errors, "the model's logits", may_be_masked=True)
+            rows = [row for row, state in enumerate(states) if not state.plain and row not in picks.errors]
+            if rows:
+                _Pass(valid, rows, [states[row] for row in rows]).run(picks)
+            for row in picks.errors:
+                picks.tokens[row] = None
+            _report(logits, states, picks)
+        return picks
+
+
+class _Pass:
+    """The rows of one batch that are more than an argmax, through all stages."""
+
+    def __init__(self, logits: Tensor, rows: list[int], states: list[SequenceSampler]) -> None:
+        self.rows = rows
+        self.states = states
+        self.device = logits.device
+        self.scores = logits[self._tensor(rows, np.int64)].to(torch.float32)  # [rows, vocab], a copy
+
+    def run(self, picks: Picks) -> None:
+        self._bias()
+        self._penalties()
+        self._ends()
+        failed = self._processors()
+        peaks, best = self.scores.max(-1)
+        _find_broken(peaks, failed, "the processed logits")
+        for i, token in enumerate(best.tolist()):
+            picks.tokens[self.rows[i]] = token
+        picks.errors.update({self.rows[i]: error for i, error in failed.items()})
+        drawn = [i for i, state in enumerate(self.states) if not state.sampling.greedy and i not in failed]
+        if drawn:
+            for i, token in zip(drawn, self._draw(drawn), strict=True):
+                picks.tokens[self.rows[i]] = token
+
+    def _bias(self) -> None:
+        chosen = [i for i, state in enumerate(self.states) if len(state.bias)]
+        if chosen:
+            rows, ids = self._entries(chosen, lambda state: state.bias_ids)
+            bias = np.concatenate([self.states[i].bias for i in chosen])
+            stages.add_bias_(self.scores, rows, ids, self._tensor(bias, np.float32))
+
+    def _penalties(self) -> None:
+        chosen, lengths, ids, counts = [], [], [], []
+        for i, state in enumerate(self.states):
+            if state.counts is not None and len(state.counts.ids):
+                chosen.append(i)
+                lengths.append(len(state.counts.ids))
+                ids.append(state.counts.ids)
+                counts.append(state.counts.counts)
+        if not chosen:
+            return
+        settings = [self.states[i].sampling for i in chosen]
+
+        def spread(values: list[Any], dtype: Any) -> Tensor:
+            return self._tensor(np.repeat(np.array(values, dtype=dtype), lengths), dtype)
+
+        stages.penalize_(
+            self.scores,
+            spread(chosen, np.int64),
+            self._tensor(np.concatenate(ids), np.int64),
+            self._tensor(np.concatenate(counts), np.float32),
+            spread([s.repetition_penalty for s in settings], np.float32),
+            spread([s.presence_penalty for s in settings], np.float32),
+            spread([s.frequency_penalty for s in settings], np.float32),
+        )
+
+    def _ends(self) -> None:
+        chosen = [i for i, state in enumerate(self.states) if state.ends_forbidden]
+        if chosen:
+            stages.forbid_(self.scores, *self._entries(chosen, lambda state: state.stop_ids))
+
+    def _processors(self) -> dict[int, str]:
+        """Runs each row's own processors; returns what went wrong by index into ``rows``."""
+        failed: dict[int, str] = {}
+        for i, state in enumerate(self.states):
+            for name, processor in state.processors:
+                try:
+                    self.scores[i] = _processed(processor, state.output_ids, self.scores[i])
+                except Exception as error:  # a plugin's code: it ends its own request, whatever it raised
+                    logger.warning("logits processor %r failed", name, exc_info=True)
+                    failed[i] = f"logits processor {name!r} failed: {type(error).__name__}: {error}"
+                    break
+        return failed
+
+    def _draw(self, drawn: list[int]) -> list[int]:
+        everyone = len(drawn) == len(self.rows)
+        scores = self.scores if everyone else self.scores[self._tensor(drawn, np.int64)]
+        states = [self.states[i] for i in drawn]
+        settings = [state.sampling for state in states]
+        vocab = scores.shape[1]
+        stages.scale_(scores, self._tensor([s.temperature for s in settings], np.float32))
+        top_k = [s.top_k if s.top_k < vocab else 0 for s in settings]
+        self._on(scores, stages.keep_top_k_, top_k, [k > 0 for k in top_k], np.int64)
+        top_p = [s.top_p for s in settings]
+        self._on(scores, stages.keep_top_p_, top_p, [p < 1 for p in top_p], np.float64)
+        min_p = [s.min_p for s in settings]
+        self._on(scores, stages.keep_min_p_, min_p, [p > 0 for p in min_p], np.float32)
+        tokens: list[int] = stages.draw(scores, self._tensor(uniforms(states), np.float64)).tolist()
+        return tokens
+
+    def _on(
+        self,
+        scores: Tensor,
+        stage: Callable[[Tensor, Tensor], None],
+        values: list[Any],
+        wanted: list[bool],
+        dtype: Any,
+    ) -> None:
+        """Runs ``stage`` on the rows that want it."""
+        if all(wanted):
+            stage(scores, self._tensor(values, dtype))
+        elif any(wanted):
+            chosen = [i for i, want in enumerate(wanted) if want]
+            index = self._tensor(chosen, np.int64)
+            part = scores[index]
+            stage(part, self._tensor([values[i] for i in chosen], dtype))
+            scores[index] = part
+
+    def _entries(self, chosen: list[int], ids: Callable[[SequenceSampler], NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
+        """Row and id of every entry of the ``chosen`` rows."""
+        parts = [ids(self.states[i]) for i in chosen]
+        rows = np.repeat(np.array(chosen, dtype=np.int64), [len(part) for part in parts])
+        return self._tensor(rows, np.int64), self._tensor(np.concatenate(parts), np.int64)
+
+    def _tensor(self, values: Any, dtype: Any) -> Tensor:
+        return torch.from_numpy(np.asarray(values, dtype=dtype)).to(self.device)
+
+
+def _processed(processor: LogitsProcessor, output_ids: list[int], logits: Tensor) -> Tensor:
+    result = processor(output_ids, logits)
+    if not isinstance(result, Tensor):
+        raise TypeError(f"it returned {type(result).__name__} instead of a tensor")
+    if result.shape != logits.shape or not result.is_floating_point():
+        raise ValueError(
+            f"it returned {result.dtype} of shape {tuple(result.shape)}, not floats of shape {tuple(logits.shape)}"
+        )
+    return result
+
+
+def _find_broken(
+    peaks: Tensor,
+    errors: dict[int, str],
+    what: str,
+    *,
+    may_be_masked: bool = False,
+) -> None:
+    """Adds to ``errors`` the rows whose maximum, ``peaks [rows]``, shows NaN (which every maximum hands on), +inf, or
+    that no token is left."""
+    for row, peak in enumerate(peaks.tolist()):
+        if math.isfinite(peak) or row in errors:
+            continue
+        if math.isnan(peak):
+            errors[row] = f"{what} hold NaN"
+        elif peak > 0:
+            errors[row] = f"{what} hold +inf"
+        elif not may_be_masked:
+            errors[row] = f"{what} leave no token: all are -inf"
+
+
+def _report(logits: Tensor, states: Sequence[SequenceSampler], picks: Picks) -> None:
+    """Log-probabilities of the picked tokens, where asked for."""
+    rows, tokens, tops = [], [], []
+    for row, (state, token) in enumerate(zip(states, picks.tokens, strict=True)):
+        if token is not None and state.sampling.logprobs >= 0:
+            rows.append(row)
+            tokens.append(token)
+            tops.append(state.sampling.logprobs)
+    if rows:
+        raw = logits if len(rows) == len(states) else logits[torch.tensor(rows, device=logits.device)]
+        picks.logprobs.update(zip(rows, token_logprobs(raw, tokens, tops), strict=True))

@@ -1,0 +1,125 @@
+"""Which checkpoint module fills which part of a model. No torch here: adapters state their maps when imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+__all__ = ["LLAMA_WEIGHTS", "Destination", "Transform", "WeightMap"]
+
+Transform = Callable[[Any, Any], Mapping[str, Any]]
+"""``(tensor, config) -> {slot: tensor}``: takes a checkpoint tensor apart. Also run on tensors without data (torch's
+meta device) to check shapes before anything is read, so it may only slice, view, permute and concatenate."""
+
+Rule = str | tuple[str, Transform] | None
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a checkpoint tensor goes: the part at ``path``, its ``slot``, and what of it (``tail``: weight, bias)."""
+
+    path: str
+    slot: str
+    tail: str
+    transform: Transform | None = None
+
+
+class WeightMap:
+    """Rules from checkpoint **module** names to parts, so that biases and other tensors of a module follow.
+
+    ``"model.layers.*.self_attn.q_proj": "blocks.*.attn.qkv[q]"`` sends every tensor of that module to slot ``q`` of the
+    part ``qkv``; each ``*`` is a number, kept in order. A rule may carry a :data:`Transform`: ``("path", split_qkv)``.
+
+    Args:
+        rules: anchored at both ends; later maps win over the one they derive from.
+        ignore: whole tensor names that are no weights (recomputable buffers); here ``*`` matches anything.
+        roots: other names some checkpoints have for the canonical root of the rules: ``{found: canonical}``.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[str, Rule],
+        *,
+        ignore: Iterable[str] = (),
+        roots: Mapping[str, str] | None = None,
+    ) -> None:
+        self.rules = {pattern: rule for pattern, rule in rules.items() if rule is not None}
+        self.ignore = tuple(ignore)
+        self.roots = dict(roots or {})
+
+    def but(self, rules: Mapping[str, Rule], *, ignore: Iterable[str] = ()) -> WeightMap:
+        """This map with other rules laid over it; ``None`` takes a rule away."""
+        return WeightMap({**self.rules, **rules}, ignore=(*self.ignore, *ignore), roots=self.roots)
+
+    @cached_property
+    def _compiled(self) -> list[tuple[re.Pattern[str], str, Transform | None]]:
+        compiled = []
+        for pattern, rule in self.rules.items():
+            destination, transform = rule if isinstance(rule, tuple) else (rule, None)
+            assert destination is not None
+            if pattern.count("*") != destination.count("*"):
+                raise ValueError(f"the rule {pattern!r} -> {destination!r} has a different number of * on each side")
+            compiled.append((re.compile(re.escape(pattern).replace(r"\*", r"(\d+)")), destination, transform))
+        return compiled
+
+    @cached_property
+    def _ignored(self) -> re.Pattern[str]:
+        return re.compile("|".join(re.escape(name).replace(r"\*", ".*") for name in self.ignore) or r"(?!)")
+
+    def ignores(self, name: str) -> bool:
+        """Whether this tensor is a buffer that is recomputed and need not be read."""
+        return self._ignored.fullmatch(name) is not None
+
+    def find(self, name: str) -> Destination | None:
+        """Where the tensor of this (canonical) name goes, or ``None`` when no rule claims it."""
+        module, _, tail = name.rpartition(".")
+        for pattern, destination, transform in self._compiled:
+            match = pattern.fullmatch(module)
+            if match is None:
+                continue
+            for number in match.groups():
+                destination = destination.replace("*", number, 1)
+            path, _, slot = destination.partition("[")
+            return Destination(path, slot.removesuffix("]"), tail, transform)
+        return None
+
+    def rename(self, names: Iterable[str]) -> dict[str, str]:
+        """``{name in the file: canonical name}`` under the one root that fits the most of these names."""
+        names = list(names)
+
+        def under(found: str, canonical: str) -> dict[str, str]:
+            return {n: canonical + n.removeprefix(found) if n.startswith(found) else n for n in names}
+
+        as_written = {n: n for n in names}
+        candidates = [as_written, *(under(found, canonical) for found, canonical in self.roots.items())]
+        return max(candidates, key=lambda renamed: sum(self.find(n) is not None for n in renamed.values()))
+
+
+LLAMA_WEIGHTS = WeightMap(
+    {
+        "model.embed_tokens": "embed.tokens",
+        "model.norm": "norm",
+        "lm_head": "head.proj",
+        "model.layers.*.input_layernorm": "blocks.*.norm1",
+        "model.layers.*.post_attention_layernorm": "blocks.*.norm2",
+        "model.layers.*.self_attn.q_proj": "blocks.*.attn.qkv[q]",
+        "model.layers.*.self_attn.k_proj": "blocks.*.attn.qkv[k]",
+        "model.layers.*.self_attn.v_proj": "blocks.*.attn.qkv[v]",
+        "model.layers.*.self_attn.o_proj": "blocks.*.attn.out",
+        "model.layers.*.mlp.gate_proj": "blocks.*.mlp.up[gate]",
+        "model.layers.*.mlp.up_proj": "blocks.*.mlp.up[up]",
+        "model.layers.*.mlp.down_proj": "blocks.*.mlp.down",
+    },
+    ignore=["*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached"],
+    # Multimodal checkpoints nest the language model; a bare base model has no root at all.
+    roots={
+        "language_model.": "",
+        "model.language_model.": "model.",
+        "transformer.": "model.",
+        "": "model.",
+    },
+)
+"""Names as transformers' Llama writes them, which most families since have kept. Derive yours with ``.but({...})``."""

@@ -1,0 +1,122 @@
+"""From a checkpoint's headers to a checked plan, and from the plan to filled parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fastgen.core.layers.layer import Layer
+from fastgen.core.weight_map import Destination, WeightMap
+from fastgen.errors import CheckpointError
+
+__all__ = ["Placement", "TensorSource", "load", "plan"]
+
+
+class TensorSource(Protocol):
+    """The part of a checkpoint that loading needs."""
+
+    def stream(self, names: Iterable[str]) -> Iterable[tuple[str, torch.Tensor]]:
+        """The named tensors, one at a time."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One checkpoint tensor (``name`` as in the file) and where it goes."""
+
+    name: str
+    destination: Destination
+
+
+def plan(model: nn.Module, weights: WeightMap, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[Placement]:
+    """Match a model's parts with a checkpoint's tensors, both ways, without reading any.
+
+    Raises:
+        CheckpointError: a tensor no rule claims, a part nothing fills, a shape that does not fit, a place filled twice;
+            names a few of each.
+    """
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
+    missing = {
+        (path, slot, tail): shape for path, layer in layers.items() for (slot, tail), shape in layer.want().items()
+    }
+    renamed = weights.rename(shapes)
+    placements: list[Placement] = []
+    unclaimed: list[str] = []
+    misfits: list[str] = []
+    for name, shape in shapes.items():
+        if weights.ignores(name) or weights.ignores(renamed[name]):
+            continue
+        destination = weights.find(renamed[name])
+        if destination is None or destination.path not in layers:
+            unclaimed.append(name)
+            continue
+        for slot, part in _parts(destination, shape, config).items():
+            place = (destination.path, slot, destination.tail)
+            wanted = missing.pop(place, None)
+            if wanted is None:
+                known = (slot, destination.tail) in layers[destination.path].want()
+                unclaimed.append(f"{name} (fills a place a second time)" if known else name)
+            elif part != wanted:
+                misfits.append(f"{name} is {list(part)}, the model wants {list(wanted)}")
+        placements.append(Placement(name, destination))
+    _complain(placements, unclaimed, [_spell(*place) for place in missing], misfits)
+    return placements
+
+
+def load(
+    model: nn.Module,
+    placements: Iterable[Placement],
+    config: Any,
+    source: TensorSource,
+    *,
+    loaded: Callable[[int], None] = lambda _bytes: None,
+) -> None:
+    """Fill a model as planned, each tensor straight into its place.
+
+    Args:
+        loaded: told the bytes of every tensor read, for a progress bar.
+    """
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
+    where = {placement.name: placement.destination for placement in placements}
+    for name, tensor in source.stream(where):
+        to = where[name]
+        parts = {to.slot: tensor} if to.transform is None else to.transform(tensor, config)
+        for slot, part in parts.items():
+            layers[to.path].load(slot, to.tail, part)
+        loaded(tensor.numel() * tensor.element_size())
+
+
+def _parts(destination: Destination, shape: tuple[int, ...], config: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes a tensor of this shape fills, by slot."""
+    if destination.transform is None:
+        return {destination.slot: shape}
+    parts = destination.transform(torch.empty(shape, device="meta"), config)
+    return {slot: tuple(part.shape) for slot, part in parts.items()}
+
+
+def _spell(path: str, slot: str, tail: str) -> str:
+    return f"{path}{f'[{slot}]' if slot else ''}.{tail}"
+
+
+def _complain(placements: list[Placement], unclaimed: list[str], unfilled: list[str], misfits: list[str]) -> None:
+    def some(names: list[str]) -> str:
+        rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        return ", ".join(sorted(names)[:5]) + rest
+
+    problems = []
+    if not placements:
+        problems.append("no tensor of the checkpoint has a name this model knows")
+    if unclaimed:
+        problems.append(f"tensors that nothing in the model takes: {some(unclaimed)}")
+    if unfilled:
+        problems.append(f"parts of the model that no tensor fills: {some(unfilled)}")
+    if misfits:
+        problems.append(f"shapes that do not fit: {some(misfits)}")
+    if problems:
+        raise CheckpointError(
+            "the checkpoint does not fit the model its config describes: " + "; ".join(problems) + ". "
+            "Check that config.json belongs to these weights, or the plugin's weight map."
+        )
