@@ -72,7 +72,9 @@ class SamplingParams(BaseModel):
         default=None, ge=0, lt=2**63, description="Makes this request's sampling repeatable, whoever shares its batch."
     )
     stop: tuple[str, ...] = Field(default=(), description="Strings that end the answer; cut from it.")
-    stop_token_ids: tuple[int, ...] = Field(default=(), description="Token ids that end the answer, besides the model's.")
+    stop_token_ids: tuple[int, ...] = Field(
+        default=(), description="Token ids that end the answer, besides the model's."
+    )
     include_stop: bool = Field(default=False, description="Keep the stop string in the text.")
     ignore_eos: bool = Field(default=False, description="Do not stop at the model's own end tokens.")
     skip_special_tokens: bool = Field(default=True, description="Leave special tokens out of the text.")
@@ -146,9 +148,7 @@ class SamplingParams(BaseModel):
         """
         for name in fields:
             if name not in cls.model_fields:
-                raise InvalidRequestError(
-                    f"unknown option {name!r}.{did_you_mean(name, cls.model_fields)}", field=name
-                )
+                raise InvalidRequestError(f"unknown option {name!r}.{did_you_mean(name, cls.model_fields)}", field=name)
         known = params.model_dump(exclude_unset=True) if params is not None else {}
         try:
             return cls(**{**known, **fields})

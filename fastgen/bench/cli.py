@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,7 +86,7 @@ def offline(
     info = machine(threads)
     with _progress(chosen, names, rounds) as watch:
         results = compare(chosen, names, settings, rounds=rounds, watch=watch)
-    print_report(Console(), results, info, model=found.name, dtype=dtype)
+    print_report(Console(width=None if sys.stdout.isatty() else 120), results, info, model=found.name, dtype=dtype)
     if json_path is not None:
         record = {"model": found.name, "dtype": dtype, "device": device, "machine": info, "options": engine_options}
         record["results"] = [result.as_json() for result in results]

@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["LazyGroup"]
 
 INTERRUPTED = 130
-BROKEN_PIPE = 141
-"""What a shell reports of a program that SIGPIPE or SIGINT ended."""
+"""What a shell reports of a program that SIGINT ended."""
 
 
 class LazyGroup(click.Group):
     """A group whose commands are given as ``{name: ("module:attribute", help)}``.
 
     Exit codes: 0, 1 for an error (one line on standard error; the traceback too with ``FASTGEN_DEBUG=1``), 2 for wrong
-    usage, 130 after Ctrl-C, 141 when the reader of our output went away.
+    usage, 130 after Ctrl-C. When the reader of our output goes away, 1 without a word.
     """
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
@@ -99,8 +98,8 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.errno != errno.EPIPE:
                 raise
-            _discard_output()
-            code = BROKEN_PIPE
+            _discard_output()  # click sees to a write that fails; this is the last of the buffer
+            code = 1
         except click.ClickException as error:
             error.show()
             code = error.exit_code

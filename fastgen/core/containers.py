@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fastgen.core.layers import MLP, Attention, Batch, Embed, Head, RMSNorm
-from fastgen.kernels.ops import KernelTable
 from fastgen.core.layers.layer import Bindable
+from fastgen.kernels.ops import KernelTable
 
 __all__ = ["Block", "Decoder", "PreNorm"]
 

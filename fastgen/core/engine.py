@@ -14,7 +14,6 @@ import torch
 
 from fastgen.config import EngineConfig
 from fastgen.core.blueprint import Blueprint, draw
-from fastgen.core.generation_config import end_token_ids
 from fastgen.core.loading import load_model
 from fastgen.core.policy import Outcome, Scheduler, Sequence
 from fastgen.core.request import Limits, Sampling, resolve
@@ -127,8 +126,10 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         blueprint = draw(model, config)
-        tokenizer = Tokenizer.load_if_present(
-            blueprint.files.directory, trust_remote_code=config.trust_remote_code
+        files = blueprint.files.directory
+        # Without one, the engine works with token ids alone.
+        tokenizer = (
+            Tokenizer.load(files, trust_remote_code=config.trust_remote_code) if Tokenizer.is_in(files) else None
         )
         return cls(blueprint, config, load_model(blueprint, progress=progress), tokenizer)
 
@@ -168,7 +169,9 @@ class Engine:
             self.scheduler.add(sequence)
         return request_id
 
-    def check(self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, chat: bool = False) -> Sampling:
+    def check(
+        self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, chat: bool = False
+    ) -> Sampling:
         """What `add` would run, with every open question decided; raises as it does, and accepts nothing."""
         if self._closed:
             raise EngineClosedError("the engine is closed")
@@ -241,7 +244,9 @@ class Engine:
         try:
             result = self.runner.run(plan) if plan.sequences else PassResult()
         except Exception as error:  # out of memory, a kernel's fault: this pass's sequences end, the others go on
-            result = PassResult(errors=dict.fromkeys(plan.sequences, f"the pass failed: {type(error).__name__}: {error}"))
+            result = PassResult(
+                errors=dict.fromkeys(plan.sequences, f"the pass failed: {type(error).__name__}: {error}")
+            )
             logger.exception("a forward pass of %d tokens failed", plan.num_tokens)
             return [self._output(outcome, result) for outcome in self.scheduler.fail(plan)]
         outcomes = self.scheduler.commit(plan, result.tokens)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from fastgen.core.blueprint import Blueprint
+from fastgen.core.checkpoint import check_memory
 from fastgen.core.containers import Decoder
 from fastgen.core.layers.layer import building
 from fastgen.core.weights import load
@@ -17,7 +19,12 @@ def load_model(blueprint: Blueprint, *, progress: bool = False) -> Decoder:
 
     Args:
         progress: show a bar on standard error.
+
+    Raises:
+        CheckpointError: the weights do not fit in memory, or a file changed since the blueprint was drawn.
     """
+    if blueprint.device.type == "cpu":
+        check_memory(blueprint.weight_bytes, "the weights")
     parts = blueprint.spec.load()
     with building(blueprint.dtype, blueprint.device):
         model = parts.build(blueprint.model_config)
@@ -28,7 +35,7 @@ def load_model(blueprint: Blueprint, *, progress: bool = False) -> Decoder:
         TransferSpeedColumn(),
         transient=True,
         disable=not progress,
-        console=_stderr(),
+        console=Console(stderr=True),
     ) as bar:
         task = bar.add_task("load", total=blueprint.checkpoint.total_bytes)
         load(
@@ -40,9 +47,3 @@ def load_model(blueprint: Blueprint, *, progress: bool = False) -> Decoder:
         )
     model.bind(blueprint.kernels)
     return model.eval()
-
-
-def _stderr():  # type: ignore[no-untyped-def]
-    from rich.console import Console
-
-    return Console(stderr=True)

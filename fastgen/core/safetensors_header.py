@@ -104,7 +104,7 @@ def _entry(path: Path, name: str, value: Any) -> HeaderEntry:
     if not isinstance(value, dict):
         raise wrong(f"its header entry is {value!r}, not an object")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise wrong(f"number format {dtype!r} is not supported; known are {', '.join(DTYPES)}")
     if not _is_counts(shape):
         raise wrong(f"its shape is {shape!r}")

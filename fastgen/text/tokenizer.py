@@ -48,6 +48,11 @@ class Tokenizer:
         """The tokenizer's own end tokens; config files may name more."""
         self.bos_token_id: int | None = tokenizer.bos_token_id
 
+    @staticmethod
+    def is_in(directory: Path) -> bool:
+        """Whether a checkpoint directory holds any tokenizer's files."""
+        return any(any(directory.glob(pattern)) for pattern in _FILES)
+
     @classmethod
     def load(cls, directory: Path, *, trust_remote_code: bool = False) -> Tokenizer:
         """The tokenizer in a checkpoint directory. Nothing is fetched.
@@ -57,7 +62,7 @@ class Tokenizer:
             ConfigError: it needs Python code of the checkpoint's own, and ``trust_remote_code`` is off.
         """
         directory = Path(directory)
-        if not any(any(directory.glob(pattern)) for pattern in _FILES):
+        if not cls.is_in(directory):
             raise CheckpointError(
                 f"{directory} holds no tokenizer (none of {', '.join(_FILES[:4])}, ...). Copy the model's tokenizer"
                 " files there, or work with token ids alone"

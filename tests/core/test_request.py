@@ -163,9 +163,9 @@ def test_b8_defaults_of_completion_and_chat() -> None:
 
 def test_b8_max_length_counts_the_prompt() -> None:
     assert ask([1] * 5, limits=LIMITS, max_length=12).max_new_tokens == 7
-    with pytest.raises(InvalidRequestError, match="max_length is 5.* prompt alone has 5"):
+    with pytest.raises(InvalidRequestError, match=r"max_length is 5.* prompt alone has 5"):
         ask([1] * 5, limits=LIMITS, max_length=5)
-    with pytest.raises(InvalidRequestError, match="max_length .* 17 in all"):
+    with pytest.raises(InvalidRequestError, match=r"max_length .* 17 in all"):
         ask([1] * 5, limits=LIMITS, max_length=17)
 
 
@@ -201,7 +201,7 @@ def test_min_new_tokens() -> None:
 def test_min_new_tokens_raises_an_open_length_and_must_fit() -> None:
     sampling = ask(min_new_tokens=300)
     assert (sampling.min_new_tokens, sampling.max_new_tokens) == (300, 300)
-    with pytest.raises(InvalidRequestError, match="min_new_tokens .* 23 in all"):
+    with pytest.raises(InvalidRequestError, match=r"min_new_tokens .* 23 in all"):
         ask(limits=LIMITS, min_new_tokens=20)
     with pytest.raises(InvalidRequestError, match="min_new_tokens is 8, but max_length 10 leaves room for 7"):
         ask(min_new_tokens=8, max_length=10)
@@ -214,7 +214,7 @@ POOL = Limits(max_model_len=64, vocab_rows=72, valid_ids=61, cache_tokens=16)
     ("prompt", "fields"), [(20, {}), (17, {}), (8, {"max_new_tokens": 20}), (8, {"max_length": 18})]
 )
 def test_d1_what_can_never_fit_is_refused_with_the_remedy(prompt: int, fields: dict[str, int]) -> None:
-    with pytest.raises(InvalidRequestError, match="KV cache holds 16.* num_blocks or cache_memory"):
+    with pytest.raises(InvalidRequestError, match=r"KV cache holds 16.* num_blocks or cache_memory"):
         ask([1] * prompt, limits=POOL, **fields)
 
 

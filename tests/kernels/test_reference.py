@@ -74,9 +74,7 @@ def test_paged_attention(heads, kv_heads, dim, dtype, block_size):
     assert all(bool((t == 0).all()) for t in cache)
     for part in cache:
         part.fill_(float("nan"))
-    q, k, v = (
-        [torch.randn(n, h, dim).to(dtype) for n in lengths] for h in (heads, kv_heads, kv_heads)
-    )
+    q, k, v = ([torch.randn(n, h, dim).to(dtype) for n in lengths] for h in (heads, kv_heads, kv_heads))
     done = [0] * len(lengths)
     got: list[list[torch.Tensor]] = [[] for _ in lengths]
     while alive := [s for s in range(len(lengths)) if done[s] < lengths[s]]:

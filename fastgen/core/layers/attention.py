@@ -42,7 +42,9 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.qkv = Linear(hidden, {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}, bias=bias)
+        self.qkv = Linear(
+            hidden, {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}, bias=bias
+        )
         self.out = Linear(heads * head_dim, hidden, bias=out_bias)
         self.rope = rope
         self.scale = head_dim**-0.5 if scale is None else scale
@@ -52,9 +54,7 @@ class Attention(nn.Module):
 
     def bind(self, kernels: KernelTable) -> None:
         self.rope.bind(kernels)
-        factory = kernels.choose(
-            "paged_attention", heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim
-        )
+        factory = kernels.choose("paged_attention", heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim)
         self.kernel = kernels.shared(factory)
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:

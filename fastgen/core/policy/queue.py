@@ -74,7 +74,7 @@ class _Bucket:
 
 
 class WaitingQueue:
-    """See the module's text. ``cached_blocks`` says how many blocks of a sequence the prefix cache holds (policy lpm)."""
+    """See the module's text. ``cached_blocks``: how many blocks of a sequence the prefix cache holds (policy lpm)."""
 
     def __init__(self, policy: PolicyName, *, cached_blocks: Callable[[Sequence], int], seed: int) -> None:
         if policy not in POLICIES:

@@ -211,10 +211,11 @@ class Scheduler:
         plan.num_tokens = num_streams
         if num_streams < self.max_batch_tokens and (self._reading or self._waiting):
             self._read_prompts(plan, may_admit=not short)
+        whole_row = set(plan.admitted)
         plan.block_writes = [
             (seq.slot, index, seq.blocks[index])
             for seq, index in self._changed
-            if seq.state is State.RUNNING and seq not in plan.admitted
+            if seq.state is State.RUNNING and seq not in whole_row
         ]
         self._in_flight = plan
         return plan
@@ -503,7 +504,7 @@ class Scheduler:
     def _regroup(self) -> None:
         """Drop from the running lists who does not run, and move finished readers to the streams."""
         self._streams = [seq for seq in self._streams if seq.state is State.RUNNING]
-        reading = []
+        reading: list[Sequence] = []
         for seq in self._reading:
             if seq.state is State.RUNNING:
                 (self._streams if len(seq.tokens) - seq.num_computed == 1 else reading).append(seq)

@@ -32,7 +32,7 @@ class Sequence:
         priority: higher enters first and is preempted last, under any policy.
         namespace: prefixes are shared only inside one namespace: everything besides tokens that changes K/V values
             (model, dtype, adapter, rope regime, a tenant's salt).
-        read_cache: False never takes a prefix from the cache (prompt logprobs need every row computed); it still writes.
+        read_cache: False never takes a prefix from the cache (prompt logprobs need every row); it still writes.
         payload: the engine's own state; never looked at here.
 
     Attributes kept by the scheduler:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 __all__ = [
     "add_bias_",
+    "candidate_width",
+    "candidates",
     "draw",
     "forbid_",
     "keep_min_p_",
@@ -59,7 +61,9 @@ def scale_(scores: Tensor, temperature: Tensor) -> None:
     """
     peak = scores.amax(-1)
     shift = torch.where((temperature < _SHIFT_BELOW) | (peak.abs() > _SHIFT_ABOVE), peak, 0.0)
-    scores.sub_(shift[:, None]).div_(temperature[:, None])
+    if bool(shift.any()):
+        scores.sub_(shift[:, None])
+    scores.div_(temperature[:, None])
 
 
 def keep_top_k_(scores: Tensor, k: Tensor) -> None:
@@ -70,6 +74,27 @@ def keep_top_k_(scores: Tensor, k: Tensor) -> None:
     else:
         cut = _ascending(scores).gather(1, scores.shape[1] - k[:, None])
     scores.masked_fill_(scores < cut, _MASKED)
+
+
+def candidate_width(k: int) -> int:
+    """Columns that ``candidates`` needs for this ``k``: a power of two above it, so that rows of the same width can go
+    together and a row's width depends on its own ``k`` alone. 0: too many, stay with ``keep_top_k_``."""
+    return max(64, 1 << k.bit_length()) if 0 < k <= _LARGE_K else 0
+
+
+def candidates(scores: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``keep_top_k_`` without the columns it masks, so that what follows works on ``width`` of them, not the vocabulary.
+
+    Returns:
+        The scores ``[rows, width]``, in ascending order of their ids, with -inf beyond the k best; their ids int64
+        ``[rows, width]``; and bool ``[rows]``: rows where equals of the k-th may be missing, to be done otherwise.
+    """
+    best = scores.topk(width)
+    cut = best.values.gather(1, k[:, None] - 1)
+    incomplete = best.values[:, -1] == cut[:, 0]
+    ids, order = best.indices.sort(-1)
+    values = best.values.gather(1, order)
+    return values.masked_fill_(values < cut, _MASKED), ids, incomplete
 
 
 def keep_top_p_(scores: Tensor, p: Tensor) -> None:
@@ -112,8 +137,10 @@ def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = uniforms[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=scores.shape[1] - 1)
-    # A parallel prefix sum (on a GPU) may dip by one rounding, so the promise above is checked, not trusted.
-    return torch.where(weights.gather(1, tokens) > 0, tokens, scores.argmax(-1, keepdim=True)).flatten()
+    possible = weights.gather(1, tokens) > 0
+    if not bool(possible.all()):  # a parallel prefix sum (on a GPU) may dip by one rounding
+        tokens = torch.where(possible, tokens, scores.argmax(-1, keepdim=True))
+    return tokens.flatten()
 
 
 def _ascending(scores: Tensor) -> Tensor:

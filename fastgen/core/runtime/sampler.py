@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastgen.core.request import Sampling
 from fastgen.core.runtime import logits as stages
 from fastgen.core.runtime.logprobs import LOWEST_LOGPROB, prompt_logprobs, token_logprobs
 from fastgen.core.runtime.sequence_sampler import LogitsProcessor, SequenceSampler, make_processors, uniforms
@@ -97,16 +98,14 @@ class _Pass:
         self.states = states
         self.device = logits.device
         self.scores = logits[self._tensor(rows, np.int64)].to(torch.float32)  # [rows, vocab], a copy
+        self.changed: set[int] = set()  # indices into rows
 
     def run(self, picks: Picks) -> None:
         self._bias()
         self._penalties()
         self._ends()
         failed = self._processors()
-        peaks, best = self.scores.max(-1)
-        _find_broken(peaks, failed, "the processed logits")
-        for i, token in enumerate(best.tolist()):
-            picks.tokens[self.rows[i]] = token
+        self._best(picks, failed)
         picks.errors.update({self.rows[i]: error for i, error in failed.items()})
         drawn = [i for i, state in enumerate(self.states) if not state.sampling.greedy and i not in failed]
         if drawn:
@@ -116,6 +115,7 @@ class _Pass:
     def _bias(self) -> None:
         chosen = [i for i, state in enumerate(self.states) if len(state.bias)]
         if chosen:
+            self.changed.update(chosen)
             rows, ids = self._entries(chosen, lambda state: state.bias_ids)
             bias = np.concatenate([self.states[i].bias for i in chosen])
             stages.add_bias_(self.scores, rows, ids, self._tensor(bias, np.float32))
@@ -130,6 +130,7 @@ class _Pass:
                 counts.append(state.counts.counts)
         if not chosen:
             return
+        self.changed.update(chosen)
         settings = [self.states[i].sampling for i in chosen]
 
         def spread(values: list[Any], dtype: Any) -> Tensor:
@@ -148,6 +149,7 @@ class _Pass:
     def _ends(self) -> None:
         chosen = [i for i, state in enumerate(self.states) if state.ends_forbidden]
         if chosen:
+            self.changed.update(chosen)
             stages.forbid_(self.scores, *self._entries(chosen, lambda state: state.stop_ids))
 
     def _processors(self) -> dict[int, str]:
@@ -155,6 +157,7 @@ class _Pass:
         failed: dict[int, str] = {}
         for i, state in enumerate(self.states):
             for name, processor in state.processors:
+                self.changed.add(i)
                 try:
                     self.scores[i] = _processed(processor, state.output_ids, self.scores[i])
                 except Exception as error:  # a plugin's code: it ends its own request, whatever it raised
@@ -163,21 +166,55 @@ class _Pass:
                     break
         return failed
 
+    def _best(self, picks: Picks, failed: dict[int, str]) -> None:
+        """The best token of every row that changed since ``picks`` was filled, or why there is none."""
+        changed = sorted(self.changed)
+        if not changed:
+            return
+        peaks, best = self._take(self.scores, changed).max(-1)
+        broken: dict[int, str] = {}
+        _find_broken(peaks, broken, "the processed logits")
+        for at, token in enumerate(best.tolist()):
+            picks.tokens[self.rows[changed[at]]] = token
+            if at in broken:
+                failed.setdefault(changed[at], broken[at])
+
     def _draw(self, drawn: list[int]) -> list[int]:
-        everyone = len(drawn) == len(self.rows)
-        scores = self.scores if everyone else self.scores[self._tensor(drawn, np.int64)]
+        """A random token for each of the ``drawn`` rows."""
+        scores = self._take(self.scores, drawn)
         states = [self.states[i] for i in drawn]
         settings = [state.sampling for state in states]
-        vocab = scores.shape[1]
+        at = uniforms(states)
         stages.scale_(scores, self._tensor([s.temperature for s in settings], np.float32))
-        top_k = [s.top_k if s.top_k < vocab else 0 for s in settings]
-        self._on(scores, stages.keep_top_k_, top_k, [k > 0 for k in top_k], np.int64)
-        top_p = [s.top_p for s in settings]
-        self._on(scores, stages.keep_top_p_, top_p, [p < 1 for p in top_p], np.float64)
-        min_p = [s.min_p for s in settings]
-        self._on(scores, stages.keep_min_p_, min_p, [p > 0 for p in min_p], np.float32)
-        tokens: list[int] = stages.draw(scores, self._tensor(uniforms(states), np.float64)).tolist()
-        return tokens
+        tokens = np.zeros(len(drawn), dtype=np.int64)
+
+        whole: list[int] = []  # rows that need the whole vocabulary
+        narrow: dict[int, list[int]] = {}  # by width, rows of which the best few are enough
+        for i, s in enumerate(settings):
+            width = stages.candidate_width(s.top_k)
+            (narrow.setdefault(width, []) if 0 < width < scores.shape[1] else whole).append(i)
+        for width, members in narrow.items():
+            k = self._tensor([settings[i].top_k for i in members], np.int64)
+            values, ids, incomplete = stages.candidates(self._take(scores, members), k, width)
+            found = self._draw_from(values, [settings[i] for i in members], at[members], top_k=False)
+            tokens[members] = ids.gather(1, found[:, None]).flatten().cpu().numpy()
+            whole += [members[i] for i in incomplete.nonzero().flatten().tolist()]
+        if whole:
+            found = self._draw_from(self._take(scores, whole), [settings[i] for i in whole], at[whole], top_k=True)
+            tokens[whole] = found.cpu().numpy()
+        picked: list[int] = tokens.tolist()
+        return picked
+
+    def _draw_from(self, scores: Tensor, settings: list[Sampling], at: NDArray[np.float64], *, top_k: bool) -> Tensor:
+        """The column drawn in each row, int64 ``[rows]``."""
+        if top_k:
+            ks = [s.top_k if s.top_k < scores.shape[1] else 0 for s in settings]
+            self._on(scores, stages.keep_top_k_, ks, [k > 0 for k in ks], np.int64)
+        ps = [s.top_p for s in settings]
+        self._on(scores, stages.keep_top_p_, ps, [p < 1 for p in ps], np.float64)
+        ps = [s.min_p for s in settings]
+        self._on(scores, stages.keep_min_p_, ps, [p > 0 for p in ps], np.float32)
+        return stages.draw(scores, self._tensor(at, np.float64))
 
     def _on(
         self,
@@ -188,14 +225,16 @@ class _Pass:
         dtype: Any,
     ) -> None:
         """Runs ``stage`` on the rows that want it."""
-        if all(wanted):
-            stage(scores, self._tensor(values, dtype))
-        elif any(wanted):
-            chosen = [i for i, want in enumerate(wanted) if want]
-            index = self._tensor(chosen, np.int64)
-            part = scores[index]
+        chosen = [i for i, want in enumerate(wanted) if want]
+        if chosen:
+            part = self._take(scores, chosen)
             stage(part, self._tensor([values[i] for i in chosen], dtype))
-            scores[index] = part
+            if part is not scores:
+                scores[self._tensor(chosen, np.int64)] = part
+
+    def _take(self, scores: Tensor, chosen: list[int]) -> Tensor:
+        """Those rows: a copy, or ``scores`` itself if it is all of them."""
+        return scores if len(chosen) == len(scores) else scores[self._tensor(chosen, np.int64)]
 
     def _entries(self, chosen: list[int], ids: Callable[[SequenceSampler], NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
         """Row and id of every entry of the ``chosen`` rows."""

@@ -1,0 +1,215 @@
+"""Engine and sampling options as flags, made from the fields of the pydantic models, so that none can be forgotten."""
+
+from __future__ import annotations
+
+import functools
+import json
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fastgen.config import EngineConfig
+from fastgen.errors import ConfigError, InvalidRequestError
+from fastgen.types import SamplingParams
+
+__all__ = ["SectionedCommand", "engine_options", "sampling_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TOML = "fastgen.toml"
+_ENGINE, _SAMPLING = "engine__", "sampling__"
+# The engine's seed makes every request of a run repeatable and still lets two of them differ.
+_NOT_FLAGS = {"seed"}
+
+
+class SectionedOption(click.Option):
+    """An option that `--help` shows under a heading of its own."""
+
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+class SectionedCommand(click.Command):
+    """A command whose help groups its options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            if (row := parameter.get_help_record(ctx)) is not None:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(row)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+class _Pairs(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
+    """``KEY=VALUE``, with the key and the value of the given types. ``json``: the value may be left out."""
+
+    name = "key=value"
+
+    def __init__(self, key: type, value: type | None) -> None:
+        self.key, self.value = key, value
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, Any]:
+        if isinstance(value, tuple):
+            return value
+        key, found, text = str(value).partition("=")
+        if self.value is None and not found:
+            return key, {}
+        try:
+            if not found:
+                raise ValueError("write it as KEY=VALUE")
+            return self.key(key), json.loads(text) if self.value is None else self.value(text)
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+
+class _Numbers(click.ParamType):  # type: ignore[type-arg]
+    """One or several integers, comma-separated."""
+
+    name = "integers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} must be integers, comma-separated", param, ctx)
+
+
+def engine_options(function: F) -> F:
+    """Gives the command a flag for each engine option, and ``--config FILE.toml`` that they go over. The command is
+    called with ``config: EngineConfig``."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **values: Any) -> Any:
+        given = _given(values, _ENGINE, EngineConfig)
+        options = {k: v for k, v in _toml().items() if k != "sampling"}
+        if "adapter" in given and isinstance(options.get("adapter"), dict):
+            given["adapter"] = {**options["adapter"], **given["adapter"]}
+        try:
+            config = EngineConfig.of({**options, **given})
+        except ConfigError as error:
+            raise click.UsageError(str(error), click.get_current_context()) from None
+        return function(*args, config=config, **values)
+
+    for name, field in reversed(EngineConfig.model_fields.items()):
+        call = _flag(name, field, _ENGINE, "Engine options")(call)
+    from_file = SectionedOption(
+        ["--config"],
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=_read_toml,
+        section="Engine options",
+        help="A TOML file of engine options, with sampling options in a table [sampling]; flags go over it.",
+    )
+    _add(call, from_file)
+    return call  # type: ignore[return-value]
+
+
+def sampling_options(function: F) -> F:
+    """Gives the command a flag for each sampling option. It is called with ``params: SamplingParams``."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **values: Any) -> Any:
+        table = _toml().get("sampling", {})
+        try:
+            if not isinstance(table, dict):
+                raise InvalidRequestError(f"sampling must be a table in the config file, got {table!r}")
+            params = SamplingParams.of(**{**table, **_given(values, _SAMPLING, SamplingParams)})
+        except InvalidRequestError as error:
+            raise click.UsageError(str(error), click.get_current_context()) from None
+        return function(*args, params=params, **values)
+
+    for name, field in reversed(SamplingParams.model_fields.items()):
+        if name not in _NOT_FLAGS:
+            call = _flag(name, field, _SAMPLING, "Sampling options")(call)
+    return call  # type: ignore[return-value]
+
+
+def _add(command: Callable[..., Any], option: click.Option) -> None:
+    """What click's decorators do, for an option that is already made."""
+    params: list[click.Parameter] = command.__dict__.setdefault("__click_params__", [])
+    params.append(option)
+
+
+def _flag(name: str, field: FieldInfo, prefix: str, section: str) -> Callable[[F], F]:
+    def decorate(command: F) -> F:
+        flag = name.replace("_", "-")
+        declaration = [f"{prefix}{name}", f"--{flag}"]
+        settings = _type(field.annotation)
+        if settings.pop("is_bool", False):
+            declaration[1] += f"/--no-{flag}"
+        option = SectionedOption(declaration, default=None, help=_help(field), section=section, **settings)
+        _add(command, option)
+        return command
+
+    return decorate
+
+
+def _help(field: FieldInfo) -> str:
+    text = (field.description or "").rstrip(".")
+    shown = field.default
+    if shown is None or field.default_factory is not None or shown == () or "efault" in text:
+        return f"{text}."
+    return f"{text}. [{'on' if shown is True else 'off' if shown is False else shown}]"
+
+
+def _type(annotation: Any) -> dict[str, Any]:
+    """How click parses a field of this type."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        kinds = [a for a in arguments if a is not type(None)]
+        return _type(kinds[0] if len(kinds) == 1 else str)
+    if origin is Literal:
+        return {"type": click.Choice(arguments)}
+    if origin is tuple:
+        return {"type": _Numbers() if arguments[0] is int else click.STRING, "multiple": True}
+    if origin is dict:
+        key, value = arguments
+        return {"type": _Pairs(key, value if isinstance(value, type) else None), "multiple": True}
+    if annotation is bool:
+        return {"is_bool": True}
+    return {"type": {int: click.INT, float: click.FLOAT, str: click.STRING}[annotation]}
+
+
+def _given(values: dict[str, Any], prefix: str, model: type[BaseModel]) -> dict[str, Any]:
+    """Take the flags that were given out of a command's ``values``, as fields of the ``model``."""
+    given: dict[str, Any] = {}
+    for name in list(values):
+        if not name.startswith(prefix):
+            continue
+        value = values.pop(name)
+        if value is None or value == ():
+            continue
+        field = name.removeprefix(prefix)
+        given[field] = _joined(value, model.model_fields[field].annotation) if isinstance(value, tuple) else value
+    return given
+
+
+def _joined(values: Sequence[Any], annotation: Any) -> Any:
+    """The values of a flag given several times, as the one value of its field."""
+    settings = _type(annotation)
+    if isinstance(settings["type"], _Pairs):
+        return dict(values)
+    if isinstance(settings["type"], _Numbers):
+        return tuple(number for numbers in values for number in numbers)
+    return tuple(values)
+
+
+def _read_toml(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is not None:
+        ctx.meta[_TOML] = EngineConfig.read_toml(path)
+
+
+def _toml() -> dict[str, Any]:
+    found: dict[str, Any] = click.get_current_context().meta.get(_TOML, {})
+    return found

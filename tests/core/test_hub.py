@@ -1,0 +1,307 @@
+"""Models by name: the hub's own client library, talking to a small hub on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from fastgen.core import hub
+from fastgen.core.source import resolve
+from fastgen.errors import CheckpointError, ConfigError, FastgenError, ModelNotFoundError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SMALL = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "generation_config.json": b"{}",
+    "README.md": b"hello",
+    "onnx/config.json": b"{}",
+    "onnx/model.onnx": b"onnx",
+}
+INDEX = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+
+
+@dataclass
+class FakeHub:
+    """What is on it, what was asked, and how it misbehaves."""
+
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    error: tuple[int, str] | None = None
+    needs_token: str | None = None
+
+    def sent(self) -> set[str]:
+        """Files whose content was fetched."""
+        return {line.split("/resolve/")[1].partition("/")[2] for line in self.requests if line.startswith("GET /o/m/r")}
+
+    def answer(self, method: str, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
+        self.requests.append(f"{method} {path}")
+        path = path.partition("?")[0]
+        if self.error is not None:
+            return self.error[0], {"X-Error-Code": self.error[1]}, b""
+        if self.needs_token is not None and token != f"Bearer {self.needs_token}":
+            return 403, {"X-Error-Code": "GatedRepo"}, b""
+        name = next((n for n in self.repositories if path.startswith((f"/api/models/{n}", f"/{n}/"))), None)
+        if name is None:
+            return 401, {"X-Error-Code": "RepoNotFound"}, b""
+        files = self.repositories[name]
+        if "/resolve/" in path:
+            content = files[path.split("/resolve/")[1].partition("/")[2]]
+            etag = hashlib.sha1(content).hexdigest()
+            return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Content-Length": str(len(content))}, content
+        if "/tree/" in path:
+            tree = [{"type": "file", "path": p, "size": len(c), "oid": "0" * 40} for p, c in files.items()]
+            return 200, {}, json.dumps(tree).encode()
+        if path.endswith(("/revision/main", "/revision/v1", f"/revision/{COMMIT}")) or path == f"/api/models/{name}":
+            siblings = [{"rfilename": p} for p in files]
+            return 200, {}, json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode()
+        return 404, {"X-Error-Code": "RevisionNotFound"}, b""
+
+
+@pytest.fixture
+def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    state = FakeHub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def respond(self) -> None:
+            status, headers, body = state.answer(self.command, self.path, self.headers.get("Authorization"))
+            self.send_response(status)
+            for header, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(header, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_GET = do_HEAD = respond  # noqa: N815
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    monkeypatch.chdir(tmp_path)
+    yield state
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def model(fake_hub: FakeHub) -> FakeHub:
+    fake_hub.repositories["o/m"] = {**SMALL, "model.safetensors": b"weights", "pytorch_model.bin": b"pickle"}
+    return fake_hub
+
+
+def refused(match: str, error: type[FastgenError] = ModelNotFoundError, name: str = "o/m", **options: Any) -> None:
+    with pytest.raises(error, match=match) as caught:
+        resolve(name, **options)
+    assert "\n" not in str(caught.value)
+
+
+# ---- what is fetched ----------------------------------------------------------------------------------------------
+
+
+def test_fetches_what_is_needed_and_no_more(model: FakeHub) -> None:
+    files = resolve("o/m")
+    assert (files.name, files.origin, files.revision) == ("o/m", "hub", COMMIT)
+    assert model.sent() == {"config.json", "tokenizer.json", "generation_config.json", "model.safetensors"}
+    assert (files.directory / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_fetches_the_files_of_the_index(fake_hub: FakeHub) -> None:
+    shards = {name: name.encode() for name in INDEX["weight_map"].values()}
+    index = {"model.safetensors.index.json": json.dumps(INDEX).encode()}
+    stray = {"consolidated.safetensors": b"twice as much"}
+    fake_hub.repositories["o/m"] = {**SMALL, **index, **shards, **stray}
+    directory = resolve("o/m").directory
+    assert all((directory / name).read_bytes() == content for name, content in shards.items())
+    assert "consolidated.safetensors" not in fake_hub.sent()
+
+
+def test_bin_weights_only_by_flag(fake_hub: FakeHub) -> None:
+    fake_hub.repositories["o/m"] = {**SMALL, "pytorch_model.bin": b"pickle"}
+    refused("load_bin", CheckpointError)
+    assert "pytorch_model.bin" not in fake_hub.sent()
+    assert (resolve("o/m", load_bin=True).directory / "pytorch_model.bin").read_bytes() == b"pickle"
+
+
+def test_bin_weights_stay_away_where_there_are_safetensors(model: FakeHub) -> None:
+    resolve("o/m", load_bin=True)
+    assert "pytorch_model.bin" not in model.sent()
+
+
+def test_sharded_bin(fake_hub: FakeHub) -> None:
+    index = {"weight_map": {"a": "p-1.bin", "b": "p-2.bin"}}
+    fake_hub.repositories["o/m"] = {
+        **SMALL,
+        "pytorch_model.bin.index.json": json.dumps(index).encode(),
+        "p-1.bin": b"1",
+        "p-2.bin": b"2",
+    }
+    directory = resolve("o/m", load_bin=True).directory
+    assert {"p-1.bin", "p-2.bin"} <= {path.name for path in directory.iterdir()}
+
+
+def test_chat_templates_beside_the_tokenizer(model: FakeHub) -> None:
+    model.repositories["o/m"] |= {"chat_template.jinja": b"one", "additional_chat_templates/tools.jinja": b"two"}
+    directory = resolve("o/m").directory
+    assert (directory / "chat_template.jinja").read_bytes() == b"one"
+    assert (directory / "additional_chat_templates" / "tools.jinja").read_bytes() == b"two"
+
+
+def test_revision_and_token_reach_the_hub(model: FakeHub) -> None:
+    model.needs_token = "secret"
+    refused(r"o/m is restricted: accept its conditions at https://huggingface.co/o/m and give a token")
+    assert resolve("o/m", token="secret", revision="v1").revision == COMMIT
+    assert any("/revision/v1" in line for line in model.requests)
+
+
+# ---- cache first ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("revision", [None, "main", "v1", COMMIT])
+def test_what_is_cached_needs_no_network(model: FakeHub, revision: str | None) -> None:
+    first = resolve("o/m", revision=revision)
+    model.requests.clear()
+    second = resolve("o/m", revision=revision)
+    assert model.requests == []
+    assert (second.directory, second.revision, second.origin) == (first.directory, COMMIT, "cache")
+    assert resolve("o/m", revision=revision, offline=True).origin == "cache"
+
+
+def test_another_revision_is_not_taken_from_the_cache(model: FakeHub) -> None:
+    resolve("o/m")
+    refused("revision 'v1' is not in", revision="v1", offline=True)
+
+
+@pytest.mark.parametrize("lost", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_what_is_missing_in_the_cache_is_fetched(model: FakeHub, lost: str) -> None:
+    directory = resolve("o/m").directory
+    (directory / lost).unlink()
+    assert resolve("o/m").origin == "hub"
+    assert (directory / lost).exists()
+
+
+def test_a_missing_shard_is_noticed_offline(fake_hub: FakeHub) -> None:
+    shards = {name: b"w" for name in INDEX["weight_map"].values()}
+    index = {"model.safetensors.index.json": json.dumps(INDEX).encode()}
+    fake_hub.repositories["o/m"] = {**SMALL, **index, **shards}
+    (resolve("o/m").directory / "model-00002-of-00002.safetensors").unlink()
+    refused("o/m is not complete in the hub's cache", offline=True)
+    assert resolve("o/m").origin == "hub"
+
+
+def test_weights_without_a_tokenizer_serve_offline(model: FakeHub) -> None:
+    del model.repositories["o/m"]["tokenizer.json"]
+    resolve("o/m")
+    assert resolve("o/m", offline=True).origin == "cache"
+
+
+def test_environment_says_offline(model: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    refused("offline, and o/m is not in the hub's cache")
+    assert model.requests == []
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_names_get_suggestions(model: FakeHub) -> None:
+    resolve("o/m")
+    refused("no model 'o/mm' on the hub.*Did you mean 'o/m'", name="o/mm")
+
+
+def test_a_name_that_is_almost_a_directory_here(fake_hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "SmolLM2").mkdir()
+    refused(r"Did you mean '\./SmolLM2'", name="SmolLM")
+
+
+def test_unknown_revision(model: FakeHub) -> None:
+    refused("o/m on the hub has no revision 'v9'", revision="v9")
+
+
+@pytest.mark.parametrize("revision", ["", "../../etc", "/etc", "a\0"])
+def test_revisions_that_are_paths(model: FakeHub, revision: str) -> None:
+    refused("revision", ConfigError, revision=revision)
+    assert model.requests == []
+
+
+@pytest.mark.parametrize("name", ["o//m", "-o/m", "o/m..x", "o/m--x", "o m", "o/m?x", "Ω", "a" * 97])
+def test_names_that_cannot_be(fake_hub: FakeHub, name: str) -> None:
+    refused("nor a name on the hub", name=name)
+    assert fake_hub.requests == []
+
+
+def test_no_network(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    refused(r"cannot reach the hub for o/m \(Connect.*It is empty.*hf download o/m")
+
+
+def test_no_network_and_half_a_model(model: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    (resolve("o/m").directory / "model.safetensors").unlink()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    refused("cannot reach the hub for o/m.*It holds o/m")
+
+
+def test_the_hub_is_down_or_says_no(model: FakeHub) -> None:
+    model.error = (500, "")
+    refused("the hub answered with status 500")
+    model.error = (403, "")
+    refused("refused access")
+
+
+def test_disk_full(model: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    refused("cannot store o/m.*No space left")
+
+
+@pytest.mark.parametrize(
+    ("files", "match"),
+    [
+        ({"m.Q4_1.gguf": b"", "README.md": b""}, r"GGUF files only.*hf download o/m m\.Q4_1\.gguf"),
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, "adapter"),
+        ({"pytorch_model.bin": b""}, "not a model in the Hugging Face layout.*pytorch_model.bin"),
+        ({"config.json": b"{}", "tf_model.h5": b""}, "not a model in the Hugging Face layout"),
+        ({"config.json": b"{}", "model.safetensors.index.json": json.dumps(INDEX).encode()}, "lacks files"),
+    ],
+)
+def test_repositories_that_hold_something_else(fake_hub: FakeHub, files: dict[str, bytes], match: str) -> None:
+    fake_hub.repositories["o/m"] = files
+    refused(match, CheckpointError)
+
+
+def test_an_index_that_leads_elsewhere_fetches_nothing(fake_hub: FakeHub) -> None:
+    index = json.dumps({"weight_map": {"a": "../../secret.safetensors"}}).encode()
+    fake_hub.repositories["o/m"] = {**SMALL, "model.safetensors.index.json": index}
+    refused("secret", CheckpointError)
+    assert not any("secret" in line for line in fake_hub.requests)
+
+
+def test_cached_models_are_listed(model: FakeHub) -> None:
+    assert hub.cached_models() == []
+    resolve("o/m")
+    assert hub.cached_models() == ["o/m"]
+
+
+def test_no_progress_bars_off_a_terminal(model: FakeHub, capfd: pytest.CaptureFixture[str]) -> None:
+    resolve("o/m")
+    assert capfd.readouterr() == ("", "")
