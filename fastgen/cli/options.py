@@ -49,7 +49,7 @@ class SectionedCommand(click.Command):
 
 
 class _Pairs(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
-    """``KEY=VALUE``, with the key and the value of the given types. ``json``: the value may be left out."""
+    """``KEY=VALUE``, with the key and the value of the given types; ``None``: the value is JSON and may be left out."""
 
     name = "key=value"
 
@@ -175,7 +175,7 @@ def _type(annotation: Any) -> dict[str, Any]:
         return {"type": _Numbers() if arguments[0] is int else click.STRING, "multiple": True}
     if origin is dict:
         key, value = arguments
-        return {"type": _Pairs(key, value if isinstance(value, type) else None), "multiple": True}
+        return {"type": _Pairs(key, None if value is Any else value), "multiple": True}
     if annotation is bool:
         return {"is_bool": True}
     return {"type": {int: click.INT, float: click.FLOAT, str: click.STRING}[annotation]}
@@ -207,7 +207,10 @@ def _joined(values: Sequence[Any], annotation: Any) -> Any:
 
 def _read_toml(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is not None:
-        ctx.meta[_TOML] = EngineConfig.read_toml(path)
+        try:
+            ctx.meta[_TOML] = EngineConfig.read_toml(path)
+        except ConfigError as error:
+            raise click.UsageError(str(error), ctx) from None
 
 
 def _toml() -> dict[str, Any]:

@@ -241,6 +241,7 @@ class Engine:
             raise EngineClosedError("the engine is closed")
         started = time.perf_counter()
         plan = self.scheduler.plan()
+        used = self.scheduler.allocator.num_used
         try:
             result = self.runner.run(plan) if plan.sequences else PassResult()
         except Exception as error:  # out of memory, a kernel's fault: this pass's sequences end, the others go on
@@ -253,6 +254,7 @@ class Engine:
         if plan.sequences:
             self._passes += 1
             self._tokens += plan.num_tokens
+            self._peak = max(self._peak, used)
             self._sampled += sum(token is not None for token in result.tokens)
             self._seconds += time.perf_counter() - started
         return [self._output(outcome, result) for outcome in outcomes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +41,8 @@ def fetch_model(
         CheckpointError: the repository holds nothing that can be loaded; says what it does hold.
     """
     from huggingface_hub import constants
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)
@@ -102,7 +104,14 @@ def _download(name: str, revision: str | None, token: str | None, load_bin: bool
 
         try:
             return Path(
-                snapshot_download(name, revision=revision, token=token, allow_patterns=allow, ignore_patterns=ignore)
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    token=token,
+                    allow_patterns=allow,
+                    ignore_patterns=ignore,
+                    tqdm_class=_progress_bar(),
+                )
             )
         except Exception as error:
             raise _translated(error, name, revision) from error
@@ -115,6 +124,17 @@ def _download(name: str, revision: str | None, token: str | None, load_bin: bool
         if _is_complete(directory, load_bin, tokenizer=False):
             return directory
     raise CheckpointError(_what_it_holds(name, revision, token, directory))
+
+
+def _progress_bar() -> Any:
+    """The hub library's own bar, on a terminal only."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class Quiet(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+
+    return tqdm if sys.stderr.isatty() else Quiet
 
 
 def _weight_names(directory: Path, index: str, single: str) -> list[str]:
@@ -138,8 +158,8 @@ def _what_it_holds(name: str, revision: str | None, token: str | None, directory
         return f"{name} on the hub is an adapter for another model (adapter_config.json), not a model"
     if gguf := some([".gguf"]):
         return (
-            f"{name} on the hub holds GGUF files only. Download one (`hf download {name} {gguf[0]}`) and give its path, "
-            "or use the original repository"
+            f"{name} on the hub holds GGUF files only: download one (`hf download {name} {gguf[0]}`) and give its "
+            "path, or use the original repository"
         )
     if some([".bin"]) and (directory / "config.json").is_file():
         return (

@@ -20,9 +20,9 @@ from fastgen.errors import CheckpointError, ConfigError, FastgenError, ModelNotF
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SMALL = {
-    "config.json": b"{}",
-    "tokenizer.json": b"{}",
-    "generation_config.json": b"{}",
+    "config.json": b'{"a": 1}',
+    "tokenizer.json": b'{"b": 1}',
+    "generation_config.json": b'{"c": 1}',
     "README.md": b"hello",
     "onnx/config.json": b"{}",
     "onnx/model.onnx": b"onnx",
@@ -81,13 +81,13 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
             if self.command == "GET":
                 self.wfile.write(body)
 
-        do_GET = do_HEAD = respond  # noqa: N815
+        do_GET = do_HEAD = respond
 
         def log_message(self, *args: Any) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
@@ -199,7 +199,7 @@ def test_what_is_missing_in_the_cache_is_fetched(model: FakeHub, lost: str) -> N
 
 
 def test_a_missing_shard_is_noticed_offline(fake_hub: FakeHub) -> None:
-    shards = {name: b"w" for name in INDEX["weight_map"].values()}
+    shards = dict.fromkeys(INDEX["weight_map"].values(), b"w")
     index = {"model.safetensors.index.json": json.dumps(INDEX).encode()}
     fake_hub.repositories["o/m"] = {**SMALL, **index, **shards}
     (resolve("o/m").directory / "model-00002-of-00002.safetensors").unlink()
@@ -242,7 +242,7 @@ def test_revisions_that_are_paths(model: FakeHub, revision: str) -> None:
     assert model.requests == []
 
 
-@pytest.mark.parametrize("name", ["o//m", "-o/m", "o/m..x", "o/m--x", "o m", "o/m?x", "Ω", "a" * 97])
+@pytest.mark.parametrize("name", ["o m/x", "-o/m", "o/m..x", "o/m--x", "o m", "o/m?x", "Ω", "a" * 97])
 def test_names_that_cannot_be(fake_hub: FakeHub, name: str) -> None:
     refused("nor a name on the hub", name=name)
     assert fake_hub.requests == []

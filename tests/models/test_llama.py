@@ -65,6 +65,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 @torch.inference_mode()
 def expected(reference, ids: list[int]) -> torch.Tensor:
+    reference(torch.tensor([ids[:1]]))  # a short call: the dynamic rope type forgets the longer ones before it
     return reference(torch.tensor([ids])).logits[0]
 
 
@@ -154,7 +155,7 @@ def test_planted_faults_are_caught(tmp_path, monkeypatch, fault):
             )
     first = driver.run([(sequence, 9)])
     if fault == "block_table":
-        driver.builder._table[sequence.slot, [0, 1]] = driver.builder._table[sequence.slot, [1, 0]]
+        driver.builder._table[sequence.slot, 1] = driver._blocks[0]  # somebody else's
     if fault == "kv_head":
         for keys, _ in driver.builder.caches:
             keys.copy_(keys.flip(2))

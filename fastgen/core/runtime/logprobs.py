@@ -8,14 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fastgen.core.runtime.logits import rows_at_once
 from fastgen.types import TokenLogprob
 
 __all__ = ["LOWEST_LOGPROB", "prompt_logprobs", "token_logprobs"]
 
 LOWEST_LOGPROB = -9999.0
 """Stands for every value below it, and for minus infinity and NaN: JSON has no word for those."""
-
-_ROWS_AT_ONCE = 64  # bounds the float32 copy: 64 rows of 150,000 ids are 38 MB
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprob]:
@@ -27,8 +26,9 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -
         logits: raw, any float dtype, ``[rows, vocab]``.
     """
     found: list[TokenLogprob] = []
-    for start in range(0, len(tokens), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
+    at_once = rows_at_once(logits)
+    for start in range(0, len(tokens), at_once):
+        rows = slice(start, start + at_once)
         found += _token_logprobs(logits[rows], tokens[rows], tops[rows])
     return found
 

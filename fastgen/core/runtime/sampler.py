@@ -82,8 +82,10 @@ class Sampler:
                 padding = logits[:, self.valid_rows :].amax(-1)
                 _find_broken(padding, picks.errors, "the model's logits", may_be_masked=True)
             rows = [row for row, state in enumerate(states) if not state.plain and row not in picks.errors]
-            if rows:
-                _Pass(valid, rows, [states[row] for row in rows]).run(picks)
+            at_once = stages.rows_at_once(valid)
+            for start in range(0, len(rows), at_once):
+                part = rows[start : start + at_once]
+                _Pass(valid, part, [states[row] for row in part]).run(picks)
             for row in picks.errors:
                 picks.tokens[row] = None
             _report(logits, states, picks)
@@ -91,7 +93,7 @@ class Sampler:
 
 
 class _Pass:
-    """The rows of one batch that are more than an argmax, through all stages."""
+    """Some rows of a batch that are more than an argmax, through all stages. Rows do not influence each other."""
 
     def __init__(self, logits: Tensor, rows: list[int], states: list[SequenceSampler]) -> None:
         self.rows = rows

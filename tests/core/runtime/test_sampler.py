@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastgen.core.request import Limits, Sampling, resolve
+from fastgen.core.runtime import logits as stages
 from fastgen.core.runtime.sampler import Picks, Sampler, SequenceSampler, make_processors
 from fastgen.core.runtime.sequence_sampler import uniforms
 from fastgen.errors import InvalidRequestError
@@ -244,6 +245,40 @@ def test_a_row_pays_only_for_its_own_settings() -> None:
     together = pick(logits, *[start(seed=i, **fields) for i, fields in enumerate(settings)])
     alone = [pick(logits[i], start(seed=i, **fields)).tokens[0] for i, fields in enumerate(settings)]
     assert together.tokens == alone
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"top_k": 50},
+    {"top_k": 3, "top_p": 0.7},
+    {"top_k": 100, "min_p": 0.05},
+    {"top_k": 1},
+    {"top_p": 0.9},
+    {"top_k": 1500, "top_p": 0.95},
+    {},
+]
+
+
+def wide_batch() -> tuple[Tensor, list[SequenceSampler]]:
+    """42 rows of 2000 tokens, every third with many equal logits, of every shape of distribution."""
+    logits = random_logits(42, 2000)
+    logits[::3] = logits[::3].round()
+    states = [start(vocab=2000, temperature=1.1, seed=row, **SHAPES[row % len(SHAPES)]) for row in range(42)]
+    return logits, states
+
+
+def test_any_grouping_of_rows_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, states = wide_batch()
+    together = pick(logits, *states).tokens
+    assert together == [pick(row, state).tokens[0] for row, state in zip(logits, states, strict=True)]
+    monkeypatch.setattr(stages, "rows_at_once", lambda logits: 5)
+    assert together == pick(logits, *states).tokens
+
+
+def test_a_draw_from_candidates_is_a_draw_from_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, states = wide_batch()
+    narrow = pick(logits, *states).tokens
+    monkeypatch.setattr(stages, "candidate_width", lambda k: 0)
+    assert narrow == pick(logits, *states).tokens
 
 
 # -- C9: NaN, masked tokens, seeds

@@ -114,9 +114,9 @@ GREEDY: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_greedy_answers_equal_generate(
     model: LlamaForCausalLM, ours: dict[str, Any], theirs: dict[str, Any], custom: bool
 ) -> None:
-    found = generate(model, prompts(), [("cycle", cycle)] if custom else (), max_new_tokens=24, **ours)
+    found = generate(model, prompts(), [("cycle", cycle)] if custom else (), max_new_tokens=16, **ours)
     extra = {"logits_processor": LogitsProcessorList([Cycle()])} if custom else {}
-    assert found == reference(model, prompts(), max_new_tokens=24, **theirs, **extra)
+    assert found == reference(model, prompts(), max_new_tokens=16, **theirs, **extra)
 
 
 def test_the_order_of_bias_and_repetition_penalty_shows(model: LlamaForCausalLM) -> None:
@@ -127,8 +127,8 @@ def test_the_order_of_bias_and_repetition_penalty_shows(model: LlamaForCausalLM)
             logits[token] += bias
         return logits
 
-    late = generate(model, prompts(), [("bias", late_bias)], max_new_tokens=24, repetition_penalty=1.3)
-    assert late != generate(model, prompts(), max_new_tokens=24, repetition_penalty=1.3, logit_bias=BIAS)
+    late = generate(model, prompts(), [("bias", late_bias)], max_new_tokens=16, repetition_penalty=1.3)
+    assert late != generate(model, prompts(), max_new_tokens=16, repetition_penalty=1.3, logit_bias=BIAS)
 
 
 # -- the sampled distribution

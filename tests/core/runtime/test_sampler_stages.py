@@ -58,6 +58,25 @@ def test_c4_top_k_of_its_own_for_each_row() -> None:
         assert torch.equal(ours[row : row + 1], alone), (row, k)
 
 
+@pytest.mark.parametrize("levels", [3, 40, 10**6])
+@pytest.mark.parametrize("k", [1, 7, 63, 64, 200])
+def test_candidates_are_the_top_k(levels: int, k: int) -> None:
+    """In order of their ids; or the row is marked, because equals of the k-th are beyond the width."""
+    scores = torch.randint(0, levels, (20, 1000), generator=torch.Generator().manual_seed(k)).float()
+    expected = with_no_history(theirs.TopKLogitsWarper(k), scores)
+    width = stages.candidate_width(k)
+    values, ids, incomplete = stages.candidates(scores, torch.full((20,), k), width)
+    found = torch.full_like(scores, -INF).scatter(1, ids, values)
+    assert bool((ids.diff() > 0).all())
+    assert values.shape == ids.shape == (20, width)
+    assert torch.equal(found[~incomplete], expected[~incomplete])
+    assert torch.equal(incomplete, (kept(expected).sum(-1) >= width))
+
+
+def test_candidate_widths() -> None:
+    assert [stages.candidate_width(k) for k in (0, 1, 63, 64, 127, 1024, 1025)] == [0, 64, 64, 128, 128, 2048, 0]
+
+
 @pytest.mark.parametrize("p", [1e-9, 0.01, 0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1 - 1e-6, 1 - 1e-9])
 def test_c4_top_p(scores: Tensor, p: float) -> None:
     expected = with_no_history(theirs.TopPLogitsWarper(p), scores)
