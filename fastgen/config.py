@@ -50,8 +50,8 @@ class EngineConfig(BaseModel):
     num_blocks: int | None = Field(default=None, ge=1, description="Blocks in the KV cache; instead of cache_memory.")
     cache_memory: float | str | None = Field(
         default=None,
-        description="Memory for the KV cache: a fraction of what is free (0.5) or a size (2GiB). Unset: 0.4 of the free "
-        "memory on a CPU, 0.9 on a GPU, and never more than max_sequences full-length sequences can use.",
+        description="Memory for the KV cache: a fraction of what is free (0.5) or a size (2GiB). Unset: 0.4 of the "
+        "free memory on a CPU, 0.9 on a GPU, and never more than max_sequences full-length sequences can use.",
     )
     prefix_caching: bool = Field(default=True, description="Reuse the computed blocks of shared prompt beginnings.")
     policy: Literal["fcfs", "lpm", "random", "priority"] = Field(
@@ -75,12 +75,9 @@ class EngineConfig(BaseModel):
     @classmethod
     def _cache_memory(cls, value: float | str | None) -> float | str | None:
         if isinstance(value, str):
-            try:
-                fraction = float(value)
-            except ValueError:
-                parse_bytes(value)
+            if parse_bytes(value) > 1:
                 return value
-            value = fraction if fraction <= 1 else value
+            value = float(value)
         if isinstance(value, float | int) and not 0 < value <= 1:
             raise ValueError(f"{value} must be a fraction above 0 and up to 1, or a size such as '2GiB'")
         return value

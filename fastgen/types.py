@@ -154,10 +154,10 @@ class SamplingParams(BaseModel):
             return cls(**{**known, **fields})
         except ValidationError as error:
             first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"]) or None
+            field = ".".join(str(part) for part in first["loc"])
             text = first["msg"].removeprefix("Value error, ")
-            given = f" (got {first['input']!r})" if name and "got" not in text else ""
-            raise InvalidRequestError(f"{name + ': ' if name else ''}{text}{given}", field=name) from None
+            given = f" (got {first['input']!r})" if field and "got" not in text else ""
+            raise InvalidRequestError(f"{field + ': ' if field else ''}{text}{given}", field=field or None) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,7 @@ class Engine:
             raise EngineClosedError("the engine is closed")
         started = time.perf_counter()
         plan = self.scheduler.plan()
-        used = self.scheduler.allocator.num_used
+        used = self.scheduler.stats.used_blocks
         try:
             result = self.runner.run(plan) if plan.sequences else PassResult()
         except Exception as error:  # out of memory, a kernel's fault: this pass's sequences end, the others go on

@@ -6,6 +6,7 @@ from fastgen import api as fg
 
 
 class LlamaConfig(fg.HFConfig):
+    intermediate_size: int
     attention_bias: bool = False
     mlp_bias: bool = False
 

@@ -62,8 +62,8 @@ def test_b1_deltas_add_up_to_the_whole_decode(
 
 def byte_runs(ids: list[int]) -> list[bytes]:
     """The bytes of each unbroken run of byte tokens (ids 3 to 258); ids without a token do not break one."""
-    marks = "".join("b" if 3 <= i < 259 else "." for i in ids if 0 <= i < 274 or 290 <= i < 293)
-    kept = [i for i in ids if 0 <= i < 274 or 290 <= i < 293]
+    kept = [i for i in ids if 0 <= i < 274 or i in (275, 276, 290)]
+    marks = "".join("b" if 3 <= i < 259 else "." for i in kept)
     return [bytes(i - 3 for i in kept[m.start() : m.end()]) for m in re.finditer("b+", marks)]
 
 
@@ -76,7 +76,7 @@ def mixed(run: bytes) -> bool:
 characters = st.sampled_from("aé€😀\n")
 good_bytes = characters.map(lambda c: [3 + byte for byte in c.encode()])
 bad_bytes = st.sampled_from([[3 + 0x80], [3 + 0xC3], [3 + 0xF0, 3 + 0x9F], [3 + 0xFF, 3 + 0x80]])
-words = st.sampled_from([259, 260, 261, 263, 264, 266, 268, 270, 1, 290, 291, 292, 275, 999]).map(lambda i: [i])
+words = st.sampled_from([259, 260, 261, 263, 264, 266, 268, 270, 1, 275, 276, 290, 280, 291]).map(lambda i: [i])
 
 
 @pytest.mark.parametrize("kind", FALLBACK)
@@ -137,8 +137,8 @@ def test_empty_and_special_only(make: Make, kind: str) -> None:
 def test_a18_ids_without_a_token_add_nothing(make: Make) -> None:
     """Holes, ids past the end and negative ids never raise."""
     tokenizer = make("llama2")
-    assert tokenizer.num_ids == 293
-    assert tokenizer.decode([261, 280, 290, 293, 10**12, -1, 291]) == "afar<tool>"
+    assert tokenizer.num_ids == 291
+    assert tokenizer.decode([261, 280, 290, 291, 10**12, -1, 275]) == "afar<tool>"
 
 
 @pytest.mark.real_model
@@ -154,9 +154,11 @@ def test_b1_real_tokenizer(real_model: Path, seed: int, sizes: list[int], skip: 
 @pytest.mark.real_model
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(max_size=50))
-def test_real_tokenizer_gives_text_back(real_model: Path, text: str) -> None:
+def test_b1_real_tokenizer_on_text(real_model: Path, text: str) -> None:
+    """Token by token. (The model has no tokens for some rare bytes, so not every text comes back whole.)"""
     tokenizer = real_tokenizer(real_model)
-    assert "".join(stream(tokenizer, ([i] for i in tokenizer.encode(text)), skip=False)) == text
+    ids = tokenizer.encode(text)
+    assert "".join(stream(tokenizer, ([i] for i in ids), skip=False)) == whole(tokenizer, ids, skip=False)
 
 
 _loaded: dict[Path, Tokenizer] = {}

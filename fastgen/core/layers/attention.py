@@ -59,7 +59,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         projected = self.qkv(x).view(len(x), self.heads + 2 * self.kv_heads, self.head_dim)
-        query_key, value = projected.split([self.heads + self.kv_heads, self.kv_heads], 1)
-        query, key = self.rope(query_key, batch).split([self.heads, self.kv_heads], 1)
+        last = self.heads + self.kv_heads
+        turned, value = self.rope(projected[:, :last], batch), projected[:, last:]
+        query, key = turned[:, : self.heads], turned[:, self.heads :]
         mixed = self.kernel.attend(query, key, value, batch.caches[self.index], batch.layout, self.scale)
         return self.out(mixed.reshape(len(x), self.heads * self.head_dim))

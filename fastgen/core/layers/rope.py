@@ -9,6 +9,7 @@ import torch
 from fastgen.core.hf_config import RopeConfig
 from fastgen.core.layers.batch import Batch
 from fastgen.core.layers.frequencies import inverse_frequencies
+from fastgen.errors import UnsupportedModelError
 from fastgen.kernels.ops import KernelTable
 
 __all__ = ["Rope"]
@@ -23,9 +24,14 @@ class Rope:
 
     Args:
         config: the rope parameters of the model; the first ``rotary_dim`` components of a head turn.
+
+    Raises:
+        UnsupportedModelError: there are none.
     """
 
-    def __init__(self, config: RopeConfig) -> None:
+    def __init__(self, config: RopeConfig | None) -> None:
+        if config is None:
+            raise UnsupportedModelError("config.json has no rope settings for these layers")
         self.config = config
         # The frequencies are float32 on the CPU whatever the model's dtype and device are.
         with torch.device("cpu"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastgen.core.policy.blocks import BlockAllocator, BlockError
 from fastgen.core.policy.plan import Outcome, Plan, Stats
+from fastgen.core.policy.pool import Pool
 from fastgen.core.policy.prefix_cache import PrefixCache, PrefixMatch
 from fastgen.core.policy.queue import POLICIES, PolicyName
 from fastgen.core.policy.scheduler import NeverFits, Scheduler
@@ -17,6 +18,7 @@ __all__ = [
     "Outcome",
     "Plan",
     "PolicyName",
+    "Pool",
     "PrefixCache",
     "PrefixMatch",
     "Scheduler",

@@ -24,9 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ReadOnly
 
-from fastgen.core.policy.blocks import BlockAllocator
 from fastgen.core.policy.plan import Outcome, Plan, Stats
-from fastgen.core.policy.prefix_cache import Node, PrefixCache
+from fastgen.core.policy.pool import Pool
 from fastgen.core.policy.queue import PolicyName, WaitingQueue
 from fastgen.core.policy.sequence import Sequence, State
 from fastgen.errors import ConfigError, FastgenError
@@ -84,10 +83,9 @@ class Scheduler:
         self.block_size = block_size
         self.max_batch_tokens = max_batch_tokens
         self.max_running = min(max_sequences, max_batch_tokens)
-        self.allocator = BlockAllocator(num_blocks)
-        self.cache = PrefixCache(self.allocator, block_size) if prefix_caching else None
+        self.pool = Pool(num_blocks, block_size, prefix_caching=prefix_caching)
 
-        self._waiting = WaitingQueue(policy, cached_blocks=lambda seq: len(self._hits(seq)), seed=seed)
+        self._waiting = WaitingQueue(policy, cached_blocks=lambda seq: len(self.pool.hits(seq)), seed=seed)
         self._takes_over = policy == "priority"
         self._streams: list[Sequence] = []  # running, one token behind
         self._reading: list[Sequence] = []  # running, more than one token behind; by rank
@@ -128,7 +126,7 @@ class Scheduler:
 
     @property
     def stats(self) -> Stats:
-        allocator = self.allocator
+        allocator = self.pool.allocator
         return Stats(
             num_blocks=self.num_blocks,
             free_blocks=allocator.num_free,
@@ -155,7 +153,7 @@ class Scheduler:
         """
         if seq.id >= 0:
             raise ValueError(f"{seq!r} was added before; make a new one")
-        needed = self._blocks_for(seq.max_tokens - 1)
+        needed = self.pool.blocks_for(seq.max_tokens - 1)
         if needed > self.num_blocks:
             raise NeverFits(
                 f"{seq.max_tokens} tokens of prompt and answer can need {needed} cache blocks of {self.block_size} "
@@ -226,7 +224,7 @@ class Scheduler:
         growing = [seq for seq in self._streams if seq.num_computed == len(seq.blocks) * size]
         if not growing:
             return False
-        allocator = self.allocator
+        allocator = self.pool.allocator
         short = len(growing) > allocator.available
         if short:
             growing.sort(key=_rank)  # the last blocks go to those that would win them anyway
@@ -290,58 +288,21 @@ class Scheduler:
         if self.num_running + entering >= self.max_running:
             return None
         head = self._waiting.head()
-        if head is None or head in plan.preempted or not self._fits(head, [*self._running(), *plan.admitted]):
+        if head is None or head in plan.preempted or not self.pool.fits(head, self._running() + plan.admitted):
             return None
         return head
 
-    def _fits(self, seq: Sequence, staying: list[Sequence], released: int = 0) -> bool:
-        """Whether a waiting sequence may take its blocks beside those that stay.
-
-        ``released`` blocks are counted as available. Cost: independent of the lengths.
-        """
-        if not staying:
-            return True  # `add` made sure
-        needed = self._blocks_for(len(seq.tokens))
-        if seq.headroom and needed + seq.headroom >= self.num_blocks:
-            return False  # it ran out of cache too often: only alone
-        self._hits(seq)
-        held = seq.match.num_held() if seq.match is not None else 0
-        spare = self.allocator.available + released + held - needed
-        if spare < seq.headroom:
-            return False
-        if spare > len(staying):
-            return True
-        can_grow = sum(len(other.blocks) < other.max_blocks for other in staying) + (needed < seq.max_blocks)
-        return spare >= can_grow
-
-    def _hits(self, seq: Sequence) -> ReadOnly[Node]:
-        """The cached prefix of a waiting sequence, as of now."""
-        if self.cache is None or not seq.read_cache:
-            return ()
-        if seq.match is None:
-            seq.match = self.cache.match(seq.namespace, seq.tokens)
-        return seq.match.refresh()
-
     def _admit(self, seq: Sequence, plan: Plan) -> None:
         """Give the head of the queue its slot and blocks for all its known tokens."""
-        allocator = self.allocator
         self._waiting.remove(seq)
-        hits = self._hits(seq)
-        for node in hits:  # before allocating, which could evict them
-            allocator.acquire(node.block)
-        blocks = [node.block for node in hits]
-        blocks += [allocator.allocate() for _ in range(self._blocks_for(len(seq.tokens)) - len(blocks))]
-        seq.blocks = blocks
-        seq.node = hits[-1] if hits else None
-        seq.match = None
-        seq.num_computed = len(hits) * self.block_size
+        self.pool.take(seq)
         seq.slot = self._slots.pop()
         seq.state = State.RUNNING
         if seq.seniority < 0:
             seq.seniority = self._num_admitted
             self._num_admitted += 1
             seq.num_cached = seq.num_computed
-            if self.cache is not None and seq.read_cache:
+            if self.pool.cache is not None and seq.read_cache:
                 self._queried += seq.num_prompt
                 self._hit += seq.num_computed
         self._recomputed += max(0, seq.num_lost - seq.num_computed)
@@ -359,10 +320,10 @@ class Scheduler:
         if head is None or not lower:
             return
         staying = [seq for seq in running if seq.priority >= head.priority]
-        if not self._fits(head, staying, released=sum(len(seq.blocks) for seq in lower)):
+        if not self.pool.fits(head, staying, released=sum(len(seq.blocks) for seq in lower)):
             return
         lower.sort(key=_rank)
-        while lower and not (self._slots and self._fits(head, staying + lower)):
+        while lower and not (self._slots and self.pool.fits(head, staying + lower)):
             self._preempt(lower.pop(), plan)
 
     def _preempt(self, seq: Sequence, plan: Plan) -> None:
@@ -401,7 +362,7 @@ class Scheduler:
         self._in_flight = None
         self._changed.clear()
         size = self.block_size
-        caching = self.cache is not None
+        caching = self.pool.cache is not None
         sampled = iter(tokens)
         outcomes: list[Outcome] = []
         regroup = len(plan.sequences) > len(self._streams) or bool(self._aborting)
@@ -427,7 +388,7 @@ class Scheduler:
                 outcomes.append(Outcome(seq, token, reason))
             # What a failed row computed is not to be trusted (NaN), so the cache never sees it.
             if caching and computed // size > before // size and not failed:
-                self._keep_full_blocks(seq, before // size)
+                self._changed += [(seq, index) for index in self.pool.keep_full_blocks(seq, before // size)]
             if reason is not None:
                 self._finish(seq, reason)
                 regroup = True
@@ -472,18 +433,6 @@ class Scheduler:
             self._regroup()
         return outcomes
 
-    def _keep_full_blocks(self, seq: Sequence, first: int) -> None:
-        """Enter the blocks that became full, from number ``first``, into the prefix cache."""
-        assert self.cache is not None
-        size, blocks, node = self.block_size, seq.blocks, seq.node
-        for i in range(first, seq.num_computed // size):
-            key = tuple(seq.tokens[i * size : (i + 1) * size])
-            node = self.cache.insert(seq.namespace, node, key, blocks[i])
-            if node.block != blocks[i]:  # somebody else computed the same: share theirs
-                blocks[i] = node.block
-                self._changed.append((seq, i))
-        seq.node = node
-
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         seq.state = State.FINISHED
         seq.finish_reason = reason
@@ -495,9 +444,7 @@ class Scheduler:
 
     def _let_go(self, seq: Sequence) -> None:
         """Release blocks and slot."""
-        self.allocator.release_table(seq.blocks)
-        seq.blocks = []
-        seq.node = None
+        self.pool.let_go(seq)
         self._slots.append(seq.slot)
         seq.slot = -1
 
@@ -512,9 +459,6 @@ class Scheduler:
 
     def _running(self) -> list[Sequence]:
         return self._streams + self._reading
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

@@ -52,8 +52,8 @@ def plan_cache(
     blocks = allowed // per_block
     if blocks < 1:
         raise ConfigError(
-            f"the KV cache has no room for one block of {size} tokens: it takes {per_block:,} bytes and {allowed:,} are "
-            f"allowed ({reason}). Give more cache_memory, or free some memory."
+            f"the KV cache has no room for one block of {size} tokens: it takes {per_block:,} bytes and {allowed:,} "
+            f"are allowed ({reason}). Give more cache_memory, or free some memory."
         )
     if blocks > most:
         return CachePlan(most, size, per_block, f"all that {config.max_sequences} full-length sequences can use")
@@ -74,18 +74,12 @@ def free_memory(device: torch.device) -> int:
 
 
 def _allowed_bytes(config: EngineConfig, device: torch.device) -> tuple[int, str]:
-    memory = config.cache_memory
-    free = free_memory(device)
+    memory, free = config.cache_memory, free_memory(device)
     if isinstance(memory, str):
-        try:
-            memory = float(memory)
-        except ValueError:
-            asked = parse_bytes(memory)
-            if asked > free:
-                raise ConfigError(f"cache_memory {memory} is more than the {free:,} bytes that are free") from None
-            return asked, f"cache_memory {memory}"
-        if memory > 1:
-            return int(memory), f"cache_memory {int(memory):,} bytes"
+        asked = parse_bytes(memory)
+        if asked > free:
+            raise ConfigError(f"cache_memory: {memory} is more than the {free / 2**30:.1f} GiB that are free")
+        return asked, f"cache_memory {memory}"
     if memory is None:
         memory = 0.4 if device.type == "cpu" else 0.9
     return int(free * memory), f"{memory:g} of the {free / 2**30:.1f} GiB free"

@@ -24,10 +24,11 @@ from fastgen.core.policy import (
     Sequence,
     State,
 )
+from fastgen.core.policy import pool as pool_module
 from fastgen.core.policy import prefix_cache as prefix_cache_module
 from fastgen.core.policy import scheduler as scheduler_module
 
-EPISODES = 420
+EPISODES = 345
 STEPS = 120  # of arrivals; then it drains
 VOCAB = 3  # few tokens: shared prefixes and equal outputs are common
 STOP = 2
@@ -116,11 +117,11 @@ class Shadow:
         assert running, "an empty machine admits nobody"
         needed = math.ceil(len(head.tokens) / self.size) + max(head.headroom, len(running) + 1)
         alone = head.headroom and math.ceil(len(head.tokens) / self.size) + head.headroom >= scheduler.num_blocks
-        assert alone or scheduler.allocator.available < needed, "budget left, but a sequence that fits waits"
+        assert alone or scheduler.pool.allocator.available < needed, "budget left, but a sequence that fits waits"
 
     def compute(self, plan) -> None:
         """Run the pass: rely on the prefix, write the new positions."""
-        counts = self.scheduler.allocator.counts
+        counts = self.scheduler.pool.allocator.counts
         written = set()
         for seq, count in zip(plan.sequences, plan.counts, strict=True):
             table, prints, start = self.tables[seq.slot], self.prints[seq.id], seq.num_computed
@@ -196,7 +197,7 @@ class Shadow:
         self.check_state(tables=False)
 
     def check_state(self, *, tables: bool = True) -> None:
-        scheduler, allocator = self.scheduler, self.scheduler.allocator
+        scheduler, allocator = self.scheduler, self.scheduler.pool.allocator
         running = self.running()
         owners = [0] * scheduler.num_blocks
         for seq in running:
@@ -212,7 +213,7 @@ class Shadow:
 
     def check_tree(self) -> None:
         """Every cached block holds the K/V of exactly the path that leads to it."""
-        cache = self.scheduler.cache
+        cache = self.scheduler.pool.cache
         if cache is None:
             return
         seen = 0
@@ -227,7 +228,7 @@ class Shadow:
                 paths.append((child, path))
                 seen += 1
         assert seen == len(cache), "a cached block cannot be reached"
-        assert set(self.scheduler.allocator.cached_blocks()) <= cache._nodes.keys()
+        assert set(self.scheduler.pool.allocator.cached_blocks()) <= cache._nodes.keys()
 
 
 def random_scheduler(rng: random.Random, **fixed) -> Scheduler:
@@ -386,7 +387,7 @@ def share_between_namespaces(monkeypatch):
 def weak_keys(monkeypatch):
     """A key that forgets the order of a block's tokens."""
     monkeypatch.setattr(prefix_cache_module, "tuple", lambda tokens: tuple(sorted(tokens)), raising=False)
-    monkeypatch.setattr(scheduler_module, "tuple", lambda tokens: tuple(sorted(tokens)), raising=False)
+    monkeypatch.setattr(pool_module, "tuple", lambda tokens: tuple(sorted(tokens)), raising=False)
 
 
 def trust_stale_matches(monkeypatch):
@@ -396,17 +397,17 @@ def trust_stale_matches(monkeypatch):
 
 def allocate_before_holding_hits(monkeypatch):
     """Hits that are still cached, not held, while the rest is allocated."""
-    admit = Scheduler._admit
+    take = Pool.take
 
-    def broken(self, seq, plan):
-        hits = list(self._hits(seq))
-        rest = self._blocks_for(len(seq.tokens)) - len(hits)
+    def broken(self, seq):
+        hits = list(self.hits(seq))
+        rest = self.blocks_for(len(seq.tokens)) - len(hits)
         for block in [self.allocator.allocate() for _ in range(rest)]:
             self.allocator.release(block)
         seq.match = type("Kept", (), {"refresh": lambda _: hits})()
-        admit(self, seq, plan)
+        take(self, seq)
 
-    monkeypatch.setattr(Scheduler, "_admit", broken)
+    monkeypatch.setattr(Pool, "take", broken)
 
 
 def parents_first(monkeypatch):
@@ -419,26 +420,27 @@ def parents_first(monkeypatch):
 
 def keep_unfilled_blocks(monkeypatch):
     """Enter the block after the last full one too."""
-    keep = Scheduler._keep_full_blocks
+    keep = Pool.keep_full_blocks
 
     def broken(self, seq, first):
         computed = seq.num_computed
         if len(seq.blocks) * self.block_size >= computed + self.block_size <= len(seq.tokens):
             seq.num_computed += self.block_size
-        keep(self, seq, first)
+        changed = keep(self, seq, first)
         seq.num_computed = computed
+        return changed
 
-    monkeypatch.setattr(Scheduler, "_keep_full_blocks", broken)
+    monkeypatch.setattr(Pool, "keep_full_blocks", broken)
 
 
 def silent_adoption(monkeypatch):
-    keep = Scheduler._keep_full_blocks
+    keep = Pool.keep_full_blocks
 
     def broken(self, seq, first):
         keep(self, seq, first)
-        self._changed.clear()
+        return []
 
-    monkeypatch.setattr(Scheduler, "_keep_full_blocks", broken)
+    monkeypatch.setattr(Pool, "keep_full_blocks", broken)
 
 
 def late_streams(monkeypatch):
@@ -484,7 +486,7 @@ FAULTS = {
     trust_stale_matches: "is free|does not hold|list index|number of its owners",
     allocate_before_holding_hits: "is free|does not hold|others hold|list index|number of its owners",
     parents_first: "before the blocks that continue it",
-    keep_unfilled_blocks: "stale|does not hold|others hold",
+    keep_unfilled_blocks: "stale|evicted before|does not hold|others hold",
     silent_adoption: "block table is stale",
     late_streams: "left out|num_running|runs though|len",
     one_prompt_at_a_time: "that fits waits",
