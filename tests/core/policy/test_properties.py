@@ -18,6 +18,7 @@ from fastgen.core.policy import (
     POLICIES,
     BlockAllocator,
     BlockError,
+    Pool,
     PrefixCache,
     PrefixMatch,
     Scheduler,
@@ -495,10 +496,14 @@ FAULTS = {
 }
 
 
+def drive_many() -> None:
+    for episode in range(200):
+        rng = random.Random(episode)
+        drive(rng, random_scheduler(rng))
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_the_shadow_catches(fault, monkeypatch):
     fault(monkeypatch)
     with pytest.raises((AssertionError, BlockError, RuntimeError, IndexError, ZeroDivisionError), match=FAULTS[fault]):
-        for episode in range(200):
-            rng = random.Random(episode)
-            drive(rng, random_scheduler(rng))
+        drive_many()

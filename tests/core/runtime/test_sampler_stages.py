@@ -218,6 +218,12 @@ def test_draw_inverts_the_distribution() -> None:
     assert stages.draw(scores, at).tolist() == [0, 0, 1, 1, 3, 3]
 
 
+def test_draw_at_the_edges_of_equal_steps() -> None:
+    """A step holds its lower edge; tokens of probability zero have none."""
+    scores = torch.tensor([-INF, 0.0, 0.0, -INF, 0.0, 0.0]).expand(4, 6).contiguous()
+    assert stages.draw(scores, torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64)).tolist() == [1, 2, 4, 5]
+
+
 def test_c9_no_draw_returns_a_masked_token() -> None:
     scores = torch.full((4, 8), -INF)
     scores[0, 3] = scores[1, 0] = scores[2, 7] = 1.0

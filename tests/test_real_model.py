@@ -1,0 +1,78 @@
+"""The real model: greedy text equals transformers' generate, token for token, however the work is cut and shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastgen import Engine, SamplingParams
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_model]
+
+NEW_TOKENS = 12
+LENGTHS = [round(5 * 140 ** (i / 49)) for i in range(50)]  # 5 to 700, most of them short
+
+# Blocks of 16: the longest request takes 45, all together about 600.
+CIRCUMSTANCES = {
+    "alone": {"max_sequences": 1},
+    "batched": {},
+    "budget of 64": {"max_batch_tokens": 64},
+    "pool that preempts": {"num_blocks": 64},
+    "pool that preempts, no prefix cache": {"num_blocks": 64, "prefix_caching": False},
+    "no prefix cache": {"prefix_caching": False},
+}
+
+
+@pytest.fixture(scope="module")
+def prompts(real_model, repository: Path) -> list[list[int]]:
+    """Pieces of English text; some share their beginnings, so that the prefix cache has something to find."""
+    from fastgen.text import Tokenizer
+
+    text = (repository / "LICENSE").read_text() + (repository / "docs" / "OneRequest.md").read_text()
+    ids = Tokenizer.load(real_model).encode(" ".join(text.split()))
+    starts = [0 if i % 3 == 0 else 37 * i for i in range(len(LENGTHS))]
+    return [ids[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def expected(real_model, prompts) -> list[list[int]]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
+    answers = []
+    with torch.inference_mode():
+        for ids in prompts:
+            out = model.generate(
+                torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+            answers.append(out[0, len(ids) :].tolist())
+    return answers
+
+
+@pytest.mark.parametrize("options", CIRCUMSTANCES.values(), ids=CIRCUMSTANCES)
+def test_greedy_text_equals_generate(real_model, prompts, expected, options):
+    with Engine.load(real_model, device="cpu", dtype="float32", **{"num_blocks": 1024, **options}) as engine:
+        params = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+        answers: dict[str, list[int]] = {engine.add(ids, params): [] for ids in prompts}
+        while engine.has_work:
+            for output in engine.step():
+                assert output.token_id is not None, output
+                answers[output.request_id].append(output.token_id)
+        stats = engine.stats()
+    assert list(answers.values()) == expected
+    assert (stats.preemptions > 0) == (options.get("num_blocks") == 64)
+    assert (stats.prefix_hit_tokens > 0) == options.get("prefix_caching", True)
+    assert stats.used_blocks == 0
+
+
+def test_answers_are_sensible(real_model):
+    """The weights, the tokenizer and the chat template belong together."""
+    with Engine.load(real_model, device="cpu", num_blocks=64) as engine:
+        ids = engine.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+        engine.add(ids, SamplingParams(max_new_tokens=24, temperature=0.0))
+        answer = []
+        while engine.has_work:
+            answer += [output.token_id for output in engine.step()]
+    assert "Paris" in engine.tokenizer.decode(answer)
