@@ -51,9 +51,13 @@ class SamplingParams(BaseModel):
     )
     min_new_tokens: int | None = Field(default=None, ge=0, description="No end token before this many. Default 0.")
     temperature: float | None = Field(
-        default=None, ge=0, description="0 picks the best token. Default: 0, or 1 where the model says do_sample."
+        default=None,
+        ge=0,
+        description="0 picks the best token. Default: 0; where the model says do_sample, its own or 1.",
     )
-    top_k: int | None = Field(default=None, ge=-1, description="Keep the k best tokens; 0 or -1 is off. Default off.")
+    top_k: int | None = Field(
+        default=None, ge=-1, description="Keep the k best tokens; 0 or -1 is off. Default: the model's."
+    )
     top_p: float | None = Field(
         default=None, ge=0, le=1, description="Keep the smallest set with this probability; 0: the best token only."
     )

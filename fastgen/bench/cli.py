@@ -88,7 +88,8 @@ def offline(
         results = compare(chosen, names, settings, rounds=rounds, watch=watch)
     print_report(Console(width=None if sys.stdout.isatty() else 120), results, info, model=found.name, dtype=dtype)
     if json_path is not None:
-        record = {"model": found.name, "dtype": dtype, "device": device, "machine": info, "options": engine_options}
+        record: dict[str, Any] = {"model": found.name, "dtype": dtype, "device": device}
+        record |= {"machine": info, "options": engine_options}
         record["results"] = [result.as_json() for result in results]
         json_path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         click.echo(f"Written to {json_path}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -96,7 +97,10 @@ class TransformersEngine:
     def __init__(self, settings: Settings) -> None:
         import torch
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        if not sys.stderr.isatty():
+            logging.disable_progress_bar()
         self._torch = torch
         self._threads = settings.threads
         dtype = getattr(torch, settings.dtype)

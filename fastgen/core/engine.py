@@ -126,6 +126,8 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         blueprint = draw(model, config)
+        for warning in blueprint.warnings:
+            logger.warning("%s: %s", blueprint.files.name, warning)
         files = blueprint.files.directory
         # Without one, the engine works with token ids alone.
         tokenizer = (
@@ -190,10 +192,10 @@ class Engine:
     def _processors(self, sampling: Sampling, prompt: list[int]) -> list[tuple[str, LogitsProcessor]]:
         if not sampling.logits_processors:
             return []
-        plugins = self.blueprint.registry
+        plugins, asked = self.blueprint.registry, {name for name, _ in sampling.logits_processors}
         return make_processors(
             sampling.logits_processors,
-            {spec.name: spec.load() for spec in plugins.logits_processors},
+            {spec.name: spec.load() for spec in plugins.logits_processors if spec.name in asked},
             vocab_size=self.limits.valid_ids,
             prompt_token_ids=prompt,
         )

@@ -11,7 +11,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from fastgen.errors import CheckpointError
 
@@ -118,7 +118,7 @@ def _entry(path: Path, name: str, value: Any) -> HeaderEntry:
     return HeaderEntry(name_in_torch, tuple(shape), begin, end)
 
 
-def _is_counts(value: Any) -> bool:
+def _is_counts(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fastgen.testing.tokenizers import BOS, EOS, build_byte_tokenizer, byte_tokenizer
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -52,11 +54,11 @@ def tiny_llama(
 
     fields: dict[str, Any] = dict(_TINY)
     if tokenizer:
-        byte_tokenizer = _byte_tokenizer()
+        byte_level = build_byte_tokenizer()
         fields |= {
-            "vocab_size": len(byte_tokenizer),
-            "bos_token_id": byte_tokenizer.bos_token_id,
-            "eos_token_id": byte_tokenizer.eos_token_id,
+            "vocab_size": byte_level.get_vocab_size(),
+            "bos_token_id": byte_level.token_to_id(BOS),
+            "eos_token_id": byte_level.token_to_id(EOS),
         }
     config = LlamaConfig(**{**fields, **config_overrides})
     return tiny_checkpoint(directory, config, seed=seed, dtype=dtype, shards=shards, tokenizer=tokenizer)
@@ -87,13 +89,12 @@ def tiny_checkpoint(
 
     directory = Path(directory)
     if tokenizer:
-        byte_tokenizer = _byte_tokenizer()
-        if config.get_text_config().vocab_size < len(byte_tokenizer):
+        ids, rows = build_byte_tokenizer().get_vocab_size(), config.get_text_config().vocab_size
+        if rows < ids:
             raise ValueError(
-                f"vocab_size {config.get_text_config().vocab_size} does not cover the byte tokenizer's "
-                f"{len(byte_tokenizer)} ids; raise it or pass tokenizer=False"
+                f"vocab_size {rows} does not cover the byte tokenizer's {ids} ids; raise it or pass tokenizer=False"
             )
-        byte_tokenizer.save_pretrained(directory)
+        byte_tokenizer(directory)
     with torch.random.fork_rng(devices=[]):  # building the model draws from the global generator
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
@@ -153,9 +154,3 @@ def split_shards(directory: str | Path, shards: int) -> None:
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     whole.unlink()
-
-
-def _byte_tokenizer() -> Any:
-    from fastgen.testing.tokenizers import byte_tokenizer
-
-    return byte_tokenizer()

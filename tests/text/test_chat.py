@@ -105,7 +105,7 @@ def test_b7_a_loop_without_end_is_stopped(plain: Tokenizer) -> None:
     start = time.perf_counter()
     with pytest.raises(InvalidRequestError, match=r"longer than 0\.2 s"):
         chat.render(plain._hf, USER, template=template, seconds=0.2)
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 30
 
 
 def test_b7_the_time_limit_never_strikes_late(plain: Tokenizer) -> None:

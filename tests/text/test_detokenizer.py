@@ -50,7 +50,7 @@ sizes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize("kind", EXACT)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ids=ids_of_bytes, sizes=sizes, skip=st.booleans())
 def test_b1_deltas_add_up_to_the_whole_decode(
     make: Make, kind: str, ids: list[int], sizes: list[int], skip: bool
@@ -80,7 +80,7 @@ words = st.sampled_from([259, 260, 261, 263, 264, 266, 268, 270, 1, 275, 276, 29
 
 
 @pytest.mark.parametrize("kind", FALLBACK)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(parts=st.lists(st.one_of(good_bytes, words, bad_bytes), max_size=20), sizes=sizes, skip=st.booleans())
 def test_b1_byte_fallback_adds_up_too(
     make: Make, kind: str, parts: list[list[int]], sizes: list[int], skip: bool
@@ -114,7 +114,7 @@ def test_b1_a_lone_continuation_byte_blocks_nothing(plain: Tokenizer) -> None:
     assert stream(plain, [[0x80], [97], [98]]) == ["\ufffd", "a", "b", ""]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(raw=st.binary(max_size=60))
 def test_b1_never_holds_more_than_a_character_needs(plain: Tokenizer, raw: bytes) -> None:
     detokenizer, out = Detokenizer(plain), ""
@@ -141,7 +141,7 @@ def test_a18_ids_without_a_token_add_nothing(make: Make) -> None:
 
 
 @pytest.mark.real_model
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), sizes=sizes, skip=st.booleans())
 def test_b1_real_tokenizer(real_model: Path, seed: int, sizes: list[int], skip: bool) -> None:
     tokenizer = real_tokenizer(real_model)
@@ -151,7 +151,7 @@ def test_b1_real_tokenizer(real_model: Path, seed: int, sizes: list[int], skip: 
 
 
 @pytest.mark.real_model
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(text=st.text(max_size=50))
 def test_b1_real_tokenizer_on_text(real_model: Path, text: str) -> None:
     """Token by token. (The model has no tokens for some rare bytes, so not every text comes back whole.)"""
@@ -193,7 +193,7 @@ def test_a_tokenizer_in_plain_python() -> None:
     assert tokenizer.token_text(10**9) == tokenizer.token_text(-1) == ""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=30))
 def test_window_is_exact_on_well_formed_text(text: str) -> None:
     longest = 0

@@ -57,7 +57,7 @@ def test_without_stop_strings_nothing_is_held() -> None:
 stop_lists = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(stops=stop_lists, parts=st.lists(st.text("abc", max_size=5), max_size=12), include=st.booleans())
 def test_b3_against_a_search_of_the_whole_text(stops: list[str], parts: list[str], include: bool) -> None:
     matcher, text, out = StopMatcher(stops, include_stop=include), "", ""
@@ -80,11 +80,11 @@ def test_b3_work_is_bounded_for_long_and_many_stops() -> None:
     """The worst patterns: naive search would take 10**9 steps and more."""
     long = StopMatcher(["a" * 20_000 + "b"])
     many = StopMatcher([f"{i:04d}" * 20 for i in range(64)])
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(300):
         long.push("aaaa" * 25)
         many.push("0123456789" * 10)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def run(tokenizer: Tokenizer, raw: bytes, stops: list[str], **options: bool) -> tuple[str, str | None, int]:

@@ -38,9 +38,24 @@ class Outcome(NamedTuple):
     finish_reason: FinishReason | None
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """A snapshot. Blocks are counted now (``free + cached + used == num``); the last six are totals since the start."""
+@dataclass(slots=True)
+class Totals:
+    """Counts since the start."""
+
+    passes: int = 0
+    tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    """Computed again after a preemption, prefix hits already taken off."""
+    prefix_queried_tokens: int = 0
+    """Prompt tokens of first admissions that were looked up in the prefix cache ..."""
+    prefix_hit_tokens: int = 0
+    """... and those of them that were found."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Stats(Totals):
+    """A snapshot: what is now, and the totals. ``free + cached + used == num_blocks``."""
 
     num_blocks: int
     free_blocks: int
@@ -48,12 +63,3 @@ class Stats:
     used_blocks: int
     running: int
     waiting: int
-    passes: int
-    tokens: int
-    preemptions: int
-    recomputed_tokens: int
-    """Computed again after a preemption, prefix hits already taken off."""
-    prefix_queried_tokens: int
-    """Prompt tokens of first admissions that were looked up in the prefix cache ..."""
-    prefix_hit_tokens: int
-    """... and those of them that were found."""

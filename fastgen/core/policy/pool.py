@@ -59,7 +59,7 @@ class Pool:
         return spare >= can_grow
 
     def take(self, seq: Sequence) -> None:
-        """Give a waiting sequence blocks for all its known tokens: its cached prefix, which is computed, and new ones."""
+        """Give a waiting sequence blocks for all its known tokens: its cached prefix, then new ones."""
         allocator = self.allocator
         hits = self.hits(seq)
         for node in hits:  # before allocating, which could evict them

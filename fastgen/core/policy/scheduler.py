@@ -9,8 +9,8 @@ streams grow, by one block at a time. Where none is left, the running sequence o
 latest first admitted, loses its blocks and is computed again later. This cannot go on for ever:
 
 - The victim's equals do not overtake it, and it enters again only when all it knows fits with one block to spare for
-  every running sequence that can still grow. Nothing but somebody's end gives it that, so the cache runs out on it at
-  most once per ended sequence.
+  every running sequence that can still grow. Only somebody's end gives it that (or two sequences that turn out to
+  share a block), so it cannot bounce in and out while the others grow.
 - The spare it needs doubles each time; once that exceeds the pool, it enters only when nothing else runs, and then it
   outranks all its equals. So the cache runs out on one sequence at most ``log2(num_blocks) + 2`` times, and once more
   for each sequence of higher priority that entered while it ran.
@@ -23,8 +23,9 @@ give the same plans.
 from __future__ import annotations
 
 from collections.abc import Sequence as ReadOnly
+from dataclasses import asdict
 
-from fastgen.core.policy.plan import Outcome, Plan, Stats
+from fastgen.core.policy.plan import Outcome, Plan, Stats, Totals
 from fastgen.core.policy.pool import Pool
 from fastgen.core.policy.queue import PolicyName, WaitingQueue
 from fastgen.core.policy.sequence import Sequence, State
@@ -97,12 +98,7 @@ class Scheduler:
 
         self._num_added = 0
         self._num_admitted = 0
-        self._passes = 0
-        self._tokens = 0
-        self._preemptions = 0
-        self._recomputed = 0
-        self._queried = 0
-        self._hit = 0
+        self._totals = Totals()
 
     # Looking at it
 
@@ -134,12 +130,7 @@ class Scheduler:
             used_blocks=allocator.num_used,
             running=self.num_running,
             waiting=self.num_waiting,
-            passes=self._passes,
-            tokens=self._tokens,
-            preemptions=self._preemptions,
-            recomputed_tokens=self._recomputed,
-            prefix_queried_tokens=self._queried,
-            prefix_hit_tokens=self._hit,
+            **asdict(self._totals),
         )
 
     # In and out
@@ -250,8 +241,11 @@ class Scheduler:
         reading = iter(self._reading)
         seq = next(reading, None)
         while left:
-            head = self._admissible(plan) if may_admit else None
+            head = self._waiting.head() if may_admit and self._slots else None
             if head is not None and (seq is None or head.priority > seq.priority):
+                may_admit = head not in plan.preempted and self.pool.fits(head, self._running() + plan.admitted)
+                if not may_admit:
+                    continue
                 self._admit(head, plan)
                 row = head
             elif seq is not None:
@@ -282,16 +276,6 @@ class Scheduler:
 
     # Admission and preemption
 
-    def _admissible(self, plan: Plan) -> Sequence | None:
-        """The head of the queue, if it can enter in this plan."""
-        entering = len(plan.admitted)  # not in self._reading yet
-        if self.num_running + entering >= self.max_running:
-            return None
-        head = self._waiting.head()
-        if head is None or head in plan.preempted or not self.pool.fits(head, self._running() + plan.admitted):
-            return None
-        return head
-
     def _admit(self, seq: Sequence, plan: Plan) -> None:
         """Give the head of the queue its slot and blocks for all its known tokens."""
         self._waiting.remove(seq)
@@ -303,9 +287,9 @@ class Scheduler:
             self._num_admitted += 1
             seq.num_cached = seq.num_computed
             if self.pool.cache is not None and seq.read_cache:
-                self._queried += seq.num_prompt
-                self._hit += seq.num_computed
-        self._recomputed += max(0, seq.num_lost - seq.num_computed)
+                self._totals.prefix_queried_tokens += seq.num_prompt
+                self._totals.prefix_hit_tokens += seq.num_computed
+        self._totals.recomputed_tokens += max(0, seq.num_lost - seq.num_computed)
         seq.num_lost = 0
         plan.admitted.append(seq)
 
@@ -331,7 +315,7 @@ class Scheduler:
         seq.num_lost = seq.num_computed
         seq.num_computed = 0
         seq.preemptions += 1
-        self._preemptions += 1
+        self._totals.preemptions += 1
         self._let_go(seq)
         seq.state = State.WAITING
         self._regroup()
@@ -392,8 +376,8 @@ class Scheduler:
             if reason is not None:
                 self._finish(seq, reason)
                 regroup = True
-        self._passes += bool(plan.sequences)
-        self._tokens += plan.num_tokens
+        self._totals.passes += bool(plan.sequences)
+        self._totals.tokens += plan.num_tokens
         return outcomes + self._end_of_pass(regroup)
 
     def fail(self, plan: Plan) -> list[Outcome]:

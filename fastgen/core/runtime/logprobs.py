@@ -20,7 +20,8 @@ LOWEST_LOGPROB = -9999.0
 def token_logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprob]:
     """How likely the model found ``tokens[i]`` in row ``i``, its rank, and the ``tops[i]`` best tokens of that row.
 
-    Equal values are listed by ascending id, whatever else is in the batch. ``rank`` counts strictly greater ones.
+    Equal values are listed by ascending id, whatever else is in the batch. ``rank`` counts strictly greater ones. A
+    token that only a prompt can hold, beyond the output head, counts as impossible.
 
     Args:
         logits: raw, any float dtype, ``[rows, vocab]``.
@@ -42,7 +43,9 @@ def prompt_logprobs(logits: Tensor, next_tokens: Sequence[int], count: int) -> l
 def _token_logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprob]:
     logprobs = logits.float().log_softmax(-1)
     vocab = logprobs.shape[1]
-    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
+    ids_chosen = torch.tensor(tokens, device=logits.device)[:, None]
+    chosen = logprobs.gather(1, ids_chosen.clamp(max=vocab - 1))
+    chosen.masked_fill_(ids_chosen >= vocab, float("-inf"))
     ranks = (torch.count_nonzero(logprobs > chosen, dim=-1) + 1).tolist()
     widest = min(max(tops), vocab)
     best = logprobs.topk(min(widest + 1, vocab) if widest else 0)  # one more tells whether a tie was cut

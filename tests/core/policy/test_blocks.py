@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from fastgen.core.policy import BlockAllocator, BlockError, PrefixCache
@@ -77,7 +77,7 @@ class Machine(RuleBasedStateMachine):
     who holds what, and what was last written into each block."""
 
     POOL = 8
-    rules_run = 0
+    checks = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,13 +94,8 @@ class Machine(RuleBasedStateMachine):
         for i, node in enumerate(nodes):
             assert self.content[node.block] == tuple(tokens[: 2 * i + 2]), "a stale hit"
             self.allocator.acquire(node.block)
-        self.tables.append(
-            {
-                "tokens": tokens[: 2 * len(nodes)],
-                "blocks": [n.block for n in nodes],
-                "node": nodes[-1] if nodes else None,
-            }
-        )
+        blocks, node = [node.block for node in nodes], nodes[-1] if nodes else None
+        self.tables.append({"tokens": tokens[: 2 * len(nodes)], "blocks": blocks, "node": node})
 
     @precondition(lambda self: self.tables and self.allocator.available)
     @rule(which=st.integers(0, 99), key=st.tuples(st.integers(0, 1), st.integers(0, 1)), keep=st.booleans())
@@ -135,7 +130,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_owners(self) -> None:
-        type(self).rules_run += 1
+        type(self).checks += 1
         owners = [sum(table["blocks"].count(block) for table in self.tables) for block in range(self.POOL)]
         assert owners == self.allocator.counts
         assert self.allocator.num_used == sum(map(bool, owners))
@@ -155,24 +150,32 @@ class Machine(RuleBasedStateMachine):
         assert not self.cache._roots
 
 
-QUICK = settings(
-    max_examples=120, stateful_step_count=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+FEW = settings(
+    max_examples=130,
+    stateful_step_count=50,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    report_multiple_bugs=False,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
 )
 
 
+@pytest.mark.slow
 def test_d6_state_machine():
-    Machine.rules_run = 0
-    run_state_machine_as_test(Machine, settings=QUICK)
-    assert Machine.rules_run >= 5000
+    Machine.checks = 0
+    run_state_machine_as_test(Machine, settings=FEW)
+    assert Machine.checks >= 5000
 
 
 def test_d6_state_machine_catches_a_forgotten_eviction(monkeypatch):
     monkeypatch.setattr(PrefixCache, "_forget", lambda self, block: None)
     with pytest.raises((AssertionError, BlockError, KeyError)):
-        run_state_machine_as_test(Machine, settings=settings(QUICK, print_blob=False))
+        run_state_machine_as_test(Machine, settings=FEW)
 
 
 def test_d6_state_machine_catches_a_leak(monkeypatch):
     monkeypatch.setattr(BlockAllocator, "release_table", lambda self, blocks: [self.release(b) for b in blocks[1:]])
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(Machine, settings=settings(QUICK, print_blob=False))
+        run_state_machine_as_test(Machine, settings=FEW)

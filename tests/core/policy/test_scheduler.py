@@ -181,32 +181,33 @@ def test_d2_a_victim_returns_before_newcomers(make_loop):
     assert admitted == [0, 1, 1, 2]
 
 
-def crowd(make_loop) -> tuple[int, int]:
-    """Sixty streams that outgrow the pool together: most preemptions of one sequence, tokens computed again."""
+def crowd(make_loop) -> tuple[int, int, int]:
+    """Two hundred answers through a pool that holds a handful of them: most preemptions of one sequence, tokens
+    computed again, tokens in all."""
     loop = make_loop(num_blocks=60, max_batch_tokens=64, max_sequences=60, prefix_caching=False)
     rng = random.Random(0)
-    seqs = [loop.add([i] * rng.randint(1, 6), rng.randint(40, 160)) for i in range(60)]
+    seqs = [loop.add([i] * rng.randint(1, 6), rng.randint(20, 60)) for i in range(200)]
     loop.drain()
-    return max(seq.preemptions for seq in seqs), loop.scheduler.stats.recomputed_tokens
+    total = sum(len(seq.tokens) for seq in seqs)
+    return max(seq.preemptions for seq in seqs), loop.scheduler.stats.recomputed_tokens, total
 
 
 def test_d2_recomputing_is_bounded(make_loop):
-    most, recomputed = crowd(make_loop)
-    assert most <= 8  # log2(60) + 2
-    assert recomputed <= 3000  # of about 6000 tokens
+    most, recomputed, total = crowd(make_loop)
+    assert most <= 4  # log2(60) + 2 is the proven bound
+    assert recomputed <= total / 3
 
 
-def test_d2_without_growing_spare_it_thrashes(make_loop, monkeypatch):
+def test_d2_without_spare_blocks_it_thrashes(make_loop, monkeypatch):
     """The negative control of the bound above."""
 
     def greedy(self, seq, staying, *, released=0):
         return self.allocator.available + released >= self.blocks_for(len(seq.tokens))
 
-    sane = crowd(make_loop)
     monkeypatch.setattr(Pool, "fits", greedy)
-    most, recomputed = crowd(make_loop)
-    assert most > 8
-    assert recomputed > 2 * sane[1]
+    most, recomputed, total = crowd(make_loop)
+    assert most > 4
+    assert recomputed > total / 2
 
 
 def test_d2_a_preempted_sequence_finds_its_own_blocks(make_loop):
@@ -360,9 +361,7 @@ def test_d8_while_queued(make_loop, solo):
     next_request_is_right(loop, solo)
 
 
-@pytest.mark.parametrize(
-    "passes", [1, 3, 4, 6], ids=["between chunks", "before the last chunk", "first token", "streaming"]
-)
+@pytest.mark.parametrize("passes", [1, 3, 4, 6], ids=["between chunks", "last chunk next", "first token", "streaming"])
 def test_d8_between_passes(make_loop, solo, passes):
     loop = make_loop(max_batch_tokens=4)
     seq = loop.add(range(13), 20)

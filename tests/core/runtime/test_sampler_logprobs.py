@@ -60,6 +60,12 @@ def test_more_asked_for_than_there_are_tokens() -> None:
     assert [len(found.top) for found in token_logprobs(logits, [0, 1], [100, 5])] == [5, 5]
 
 
+def test_a_prompt_token_beyond_the_output_head_is_impossible() -> None:
+    beyond, within = token_logprobs(random_logits(2, vocab=5), [5, 4], [1, 1])
+    assert (beyond.token_id, beyond.logprob, beyond.rank) == (5, LOWEST_LOGPROB, 6)
+    assert within == by_definition(random_logits(2, vocab=5)[1], 4, 1)
+
+
 def test_c6_masked_values_become_a_documented_number() -> None:
     logits = torch.tensor([[1.0, -math.inf, -math.inf, -math.inf], [math.nan, 1.0, 2.0, 3.0]])
     found = token_logprobs(logits, [2, 1], [3, 3])

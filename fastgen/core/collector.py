@@ -1,0 +1,194 @@
+"""From the engine's outputs to what a caller sees: ``Collector`` makes chunks, ``ResponseBuilder`` adds them up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fastgen.errors import InvalidRequestError
+from fastgen.text import TextStream, Tokenizer
+from fastgen.types import Chunk, Completion, FinishReason, Response, SamplingParams, StepOutput, TokenLogprob, Usage
+
+__all__ = ["Collector", "ResponseBuilder"]
+
+
+class Collector:
+    """One request: turns each ``StepOutput`` into a ``Chunk``, with text, and finds stop strings.
+
+    Everything a choice reports (text, ids, logprobs, usage) ends with the token that completed its stop string. A token
+    that ended the answer as a stop id gives no text, like a stop string, unless ``include_stop``.
+    """
+
+    def __init__(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, tokenizer: Tokenizer | None
+    ) -> None:
+        """
+        Raises:
+            InvalidRequestError: stop strings, but no tokenizer to find them with.
+        """
+        if tokenizer is None and params.stop:
+            raise InvalidRequestError(
+                "this model was loaded without a tokenizer, so stop strings cannot be found; use stop_token_ids",
+                field="stop",
+            )
+        self._request_id = request_id
+        self._prompt_token_ids = prompt_token_ids
+        self._params = params
+        self._tokenizer = tokenizer
+        self._streams = [self._text_stream() for _ in range(params.n)]
+        self._open = set(range(params.n))
+        self._completion_tokens = 0
+        self._cached_tokens = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended; the last chunk carried the usage."""
+        return not self._open
+
+    def is_open(self, index: int) -> bool:
+        """Whether a choice goes on."""
+        return index in self._open
+
+    def take(self, output: StepOutput) -> Chunk | None:
+        """The chunk for one output; ``None`` if its choice had ended before (by a stop string the engine knows not)."""
+        index = output.index
+        if index not in self._open:
+            return None
+        if index == 0:  # the others share its prompt
+            self._cached_tokens = output.cached_tokens
+        token, reason, stop = output.token_id, output.finish_reason, output.stop
+        text, found = "", None
+        if token is not None:
+            self._completion_tokens += 1
+            if reason != "stop" or self._params.include_stop:
+                text, found = self._push(index, token)
+        if found is None and reason is not None:
+            tail, found = self._finish(index)
+            text += tail
+        return self._chunk(
+            index,
+            text,
+            token_ids=[] if token is None else [token],
+            logprob=output.logprob,
+            reason="stop" if found is not None else reason,
+            stop=stop if found is None else found,
+            error=output.error,
+        )
+
+    def fail(self, error: str) -> list[Chunk]:
+        """Last chunks for the choices still open: something broke, and broke this request alone."""
+        return [self._chunk(index, "", reason="error", error=error) for index in sorted(self._open)]
+
+    def name_tokens(self, entries: list[TokenLogprob | None]) -> list[TokenLogprob | None]:
+        """Prompt logprobs with the text of each token."""
+        return [None if entry is None else self._named(entry) for entry in entries]
+
+    def _text_stream(self) -> TextStream | None:
+        if self._tokenizer is None:
+            return None
+        params = self._params
+        return TextStream(
+            self._tokenizer,
+            stops=params.stop,
+            include_stop=params.include_stop,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+
+    def _push(self, index: int, token: int) -> tuple[str, str | None]:
+        stream = self._streams[index]
+        return ("", None) if stream is None else stream.push(token)
+
+    def _finish(self, index: int) -> tuple[str, str | None]:
+        stream = self._streams[index]
+        return ("", None) if stream is None else (stream.finish(), stream.stop)
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        *,
+        token_ids: list[int] | None = None,
+        logprob: TokenLogprob | None = None,
+        reason: FinishReason | None,
+        stop: str | int | None = None,
+        error: str | None = None,
+    ) -> Chunk:
+        if reason is not None:
+            self._open.discard(index)
+        logprobs = None
+        if self._params.logprobs is not None:
+            logprobs = [] if logprob is None else [self._named(logprob)]
+        return Chunk(
+            request_id=self._request_id,
+            index=index,
+            text=text,
+            token_ids=token_ids or [],
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop=stop,
+            error=error,
+            usage=None if self._open else self._usage(),
+        )
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self._prompt_token_ids),
+            completion_tokens=self._completion_tokens,
+            cached_tokens=self._cached_tokens,
+        )
+
+    def _named(self, entry: TokenLogprob) -> TokenLogprob:
+        if self._tokenizer is None:
+            return entry
+        top = tuple(self._named(other) for other in entry.top)
+        return replace(entry, token=self._tokenizer.token_text(entry.token_id), top=top)
+
+
+class ResponseBuilder:
+    """Adds up the chunks of one request, in the order they came."""
+
+    def __init__(self, request_id: str, prompt_token_ids: list[int], *, n: int = 1, prompt: str | None = None) -> None:
+        self._request_id = request_id
+        self._prompt_token_ids = prompt_token_ids
+        self._prompt = prompt
+        self._chunks: list[list[Chunk]] = [[] for _ in range(n)]
+        self._usage: Usage | None = None
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    def add(self, chunk: Chunk) -> bool:
+        """Whether this was the last one."""
+        self._chunks[chunk.index].append(chunk)
+        self._usage = chunk.usage
+        return self._usage is not None
+
+    def build(self) -> Response:
+        """The response.
+
+        Raises:
+            ValueError: the last chunk has not come.
+        """
+        if self._usage is None:
+            raise ValueError(f"request {self._request_id!r} is not finished")
+        return Response(
+            request_id=self._request_id,
+            prompt_token_ids=self._prompt_token_ids,
+            choices=[_completion(chunks) for chunks in self._chunks],
+            usage=self._usage,
+            prompt=self._prompt,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+def _completion(chunks: list[Chunk]) -> Completion:
+    last = chunks[-1]
+    assert last.finish_reason is not None
+    logprobs = None if last.logprobs is None else [entry for chunk in chunks for entry in chunk.logprobs or ()]
+    return Completion(
+        index=last.index,
+        text="".join([chunk.text for chunk in chunks]),
+        token_ids=[token for chunk in chunks for token in chunk.token_ids],
+        finish_reason=last.finish_reason,
+        stop=last.stop,
+        logprobs=logprobs,
+        error=last.error,
+    )

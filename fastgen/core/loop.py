@@ -1,0 +1,282 @@
+"""One background thread that owns an engine, for callers in many threads and event loops."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from fastgen.core.collector import Collector
+from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError
+from fastgen.text import Tokenizer
+from fastgen.types import Chunk, SamplingParams, StepOutput, TokenLogprob
+
+__all__ = ["EngineLike", "EngineLoop", "Sink", "Submission"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+EXIT_SECONDS = 10.0
+"""How long a leaving interpreter waits for the step in flight of a loop nobody closed."""
+
+
+class EngineLike(Protocol):
+    """What the loop needs of ``fastgen.Engine``."""
+
+    tokenizer: Tokenizer | None
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        chat: bool = False,
+    ) -> str: ...
+
+    def step(self) -> list[StepOutput]: ...
+
+    def abort(self, request_id: str, index: int | None = None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Sink(Protocol):
+    """Where one request's events go. Called in the loop's thread: must be quick and must not wait.
+
+    Exactly one last event comes: a chunk with ``usage``, or ``fail``. Nothing comes for a request that was refused.
+    """
+
+    def prompt_logprobs(self, entries: list[TokenLogprob | None]) -> None:
+        """Before the first chunk, if the request asked for them."""
+
+    def chunk(self, chunk: Chunk) -> None: ...
+
+    def fail(self, error: FastgenError) -> None:
+        """The engine was closed or died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request on its way in."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    sink: Sink
+    chat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    collector: Collector
+    sink: Sink
+
+
+class EngineLoop:
+    """Runs ``engine`` in a thread of its own: commands between steps, steps while there is work, sleep otherwise.
+
+    Tokens become text, and stop strings end their choice, in this thread right after the step; so answers do not depend
+    on how fast anyone reads them. The loop closes the engine at its end, whatever the end is.
+    """
+
+    def __init__(self, engine: EngineLike) -> None:
+        self._engine = engine
+        self._ids = itertools.count()
+        self._wake = threading.Condition()  # on an RLock: a finaliser may call abort() wherever this thread is
+        self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()  # guarded by _wake, like the next two
+        self._stopping = False
+        self._end: EngineClosedError | None = None  # why nothing is taken any more
+        self._requests: dict[str, _Running] = {}  # the loop's thread only
+        self._thread = threading.Thread(target=self._main, name="fastgen-engine", daemon=True)
+        _live.add(self)
+        self._thread.start()
+
+    # ---- any thread ------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is taken any more: it was closed, or a step failed beyond repair."""
+        return self._stopping or self._end is not None
+
+    def new_request_id(self) -> str:
+        """A name no other request of this loop has."""
+        return f"request-{next(self._ids)}"
+
+    def run(self, function: Callable[[], T]) -> Future[T]:
+        """Call ``function`` in the loop's thread, between steps. What it raises is its future's, and hurts no one.
+
+        Raises:
+            EngineClosedError: the loop was closed, or died; says of what.
+        """
+        future: Future[T] = Future()
+        with self._wake:
+            if self.closed:
+                raise EngineClosedError(str(self._end or "the engine was closed")) from self._end
+            self._commands.append((function, future))
+            self._wake.notify()
+        return future
+
+    def submit(self, submissions: Sequence[Submission]) -> Future[None]:
+        """Hand in requests, all or none: they run only if every one is accepted.
+
+        The future holds ``None``, or the ``InvalidRequestError`` of the first that was refused, saying which one.
+
+        Raises:
+            EngineClosedError: as ``run``.
+        """
+        return self.run(lambda: self._accept(submissions))
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its sink gets last chunks with reason ``abort``. One that is unknown or over is ignored."""
+        with suppress(EngineClosedError):
+            self.run(lambda: self._abort(request_id))
+
+    def stop(self) -> None:
+        """Ask the loop to end after the step in flight, and do not wait."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    def close(self, timeout: float | None = None) -> None:
+        """End the loop and wait for that, at most ``timeout`` seconds. Requests in flight fail with
+        ``EngineClosedError``. Closing twice is harmless."""
+        self.stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    # ---- the loop's thread -----------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        end = EngineClosedError("the engine was closed before the request ended")
+        try:
+            while (commands := self._next_commands()) is not None:
+                for function, future in commands:
+                    _carry_out(function, future)
+                if self._engine.has_work:
+                    self._deliver(self._engine.step())
+                elif self._requests:
+                    raise RuntimeError(f"the engine forgot {len(self._requests)} requests")
+        except BaseException as error:
+            logger.exception("the engine stopped; every request in flight fails")
+            end = EngineClosedError(f"the engine stopped on an unexpected error: {type(error).__name__}: {error}")
+            end.__cause__ = error
+        self._finish(end)
+
+    def _next_commands(self) -> list[tuple[Callable[[], Any], Future[Any]]] | None:
+        """What to do before the next step; sleeps until there is something to do. ``None``: the end."""
+        with self._wake:
+            while not (self._commands or self._stopping or self._engine.has_work or self._requests):
+                self._wake.wait()
+            if self._stopping:
+                return None
+            commands = list(self._commands)
+            self._commands.clear()
+            return commands
+
+    def _accept(self, submissions: Sequence[Submission]) -> None:
+        accepted: list[str] = []
+        try:
+            for new in submissions:
+                collector = Collector(new.request_id, new.prompt_token_ids, new.params, self._engine.tokenizer)
+                self._engine.add(new.prompt_token_ids, new.params, request_id=new.request_id, chat=new.chat)
+                accepted.append(new.request_id)
+                self._requests[new.request_id] = _Running(collector, new.sink)
+        except Exception as error:
+            for request_id in accepted:  # no step has run since: nothing has come of them
+                del self._requests[request_id]
+                self._engine.abort(request_id)
+            if isinstance(error, InvalidRequestError) and len(submissions) > 1:
+                where = f"prompt {len(accepted)} (the first is 0) of {len(submissions)}"
+                raise InvalidRequestError(f"{where}: {error}", field=error.field) from error
+            raise
+
+    def _abort(self, request_id: str) -> None:
+        if request_id in self._requests:
+            self._engine.abort(request_id)
+
+    def _deliver(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            running = self._requests.get(output.request_id)
+            if running is not None:
+                try:
+                    self._pass_on(running, output)
+                except Exception as error:  # its detokenizer, or its caller's event loop: nobody else's business
+                    self._drop(output.request_id, running, error)
+
+    def _pass_on(self, running: _Running, output: StepOutput) -> None:
+        collector, sink = running.collector, running.sink
+        chunk = collector.take(output)
+        if chunk is None:
+            return
+        if output.finish_reason is None and not collector.is_open(output.index):  # a stop string
+            self._engine.abort(output.request_id, output.index)
+        if collector.finished:
+            del self._requests[output.request_id]
+        if output.prompt_logprobs is not None:
+            sink.prompt_logprobs(collector.name_tokens(output.prompt_logprobs))
+        sink.chunk(chunk)
+
+    def _drop(self, request_id: str, running: _Running, error: Exception) -> None:
+        logger.warning("request %s failed: %s: %s", request_id, type(error).__name__, error)
+        self._requests.pop(request_id, None)
+        self._engine.abort(request_id)
+        try:
+            for chunk in running.collector.fail(f"{type(error).__name__}: {error}"):
+                running.sink.chunk(chunk)
+        except Exception:
+            logger.debug("the caller of request %s cannot be reached", request_id, exc_info=True)
+
+    def _finish(self, end: EngineClosedError) -> None:
+        with self._wake:
+            self._end = end
+            commands = list(self._commands)
+            self._commands.clear()
+        for _, future in commands:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(end)
+        running, self._requests = self._requests, {}
+        for request_id, one in running.items():
+            try:
+                one.sink.fail(end)
+            except Exception:
+                logger.debug("the caller of request %s cannot be reached", request_id, exc_info=True)
+        try:
+            self._engine.close()
+        except Exception:
+            logger.exception("the engine did not close cleanly")
+
+
+def _carry_out(function: Callable[[], Any], future: Future[Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+_live: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread must not be inside a step while the interpreter is torn down."""
+    for loop in list(_live):
+        loop.stop()
+    for loop in list(_live):
+        loop.close(EXIT_SECONDS)
