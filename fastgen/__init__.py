@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# OpenMP threads without work sleep instead of spinning: beside any other busy process, spinning makes each parallel
+# region wait for the operating system's scheduler. Read once, when torch loads; your own setting wins.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Names load on first use, so that `import fastgen` and `fastgen --help` start at once, without torch.
 _HOMES = {

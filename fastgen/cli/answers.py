@@ -1,86 +1,25 @@
-"""Answers gathered from chunks, finished or cut short, and how they are shown."""
+"""How finished (or interrupted) answers are shown: as text for people, as lines of JSON for programs."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 from fastgen.cli.prompts import Job
-from fastgen.types import Chunk, TokenLogprob, Usage
+from fastgen.types import Completion, Response, TokenLogprob
 
-__all__ = ["Answer", "json_line", "text_block"]
+__all__ = ["json_line", "text_block"]
 
-
-@dataclass(slots=True)
-class ChoiceSoFar:
-    """One choice, as far as it has come."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
-    finish_reason: str | None = None
-    stop: str | int | None = None
-    error: str | None = None
+SHOWN_PROMPT = 70
 
 
-@dataclass(slots=True)
-class Answer:
-    """All choices of one job."""
-
-    index: int
-    job: Job
-    choices: list[ChoiceSoFar] = field(default_factory=list)
-    usage: Usage | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-
-    def __post_init__(self) -> None:
-        self.choices = [ChoiceSoFar() for _ in range(self.job.params.n)]
-
-    def add(self, chunk: Chunk) -> None:
-        choice = self.choices[chunk.index]
-        choice.text += chunk.text
-        choice.token_ids += chunk.token_ids
-        if chunk.logprobs is not None:
-            choice.logprobs = [*(choice.logprobs or []), *chunk.logprobs]
-        if chunk.finish_reason is not None:
-            choice.finish_reason, choice.stop, choice.error = chunk.finish_reason, chunk.stop, chunk.error
-        self.usage = chunk.usage or self.usage
-
-    @property
-    def done(self) -> bool:
-        return all(choice.finish_reason is not None for choice in self.choices)
-
-    @property
-    def started(self) -> bool:
-        return any(choice.token_ids or choice.finish_reason for choice in self.choices)
-
-    @property
-    def errors(self) -> list[str]:
-        return [choice.error or "unknown error" for choice in self.choices if choice.finish_reason == "error"]
-
-    def cut_short(self) -> None:
-        """What is not finished will not be."""
-        for choice in self.choices:
-            choice.finish_reason = choice.finish_reason or "abort"
-
-    def heading(self, total: int) -> str:
-        """The line above an answer, where there are several."""
-        job = self.job
-        shown = job.prompt if job.prompt is not None else str((job.messages or [{}])[-1].get("content", ""))
-        if job.prompt_token_ids is not None:
-            shown = f"{len(job.prompt_token_ids)} token ids"
-        shown = " ".join(shown.split())
-        return f"--- {self.index + 1}/{total}: {shown[:67] + '...' if len(shown) > 70 else shown}"
-
-
-def text_block(answer: Answer, total: int) -> str:
-    """The texts of an answer, under a heading where it is not the only one."""
-    lines = [answer.heading(total)] if total > 1 else []
-    for number, choice in enumerate(answer.choices, 1):
-        if len(answer.choices) > 1:
-            lines.append(f"[choice {number}]")
+def text_block(index: int, total: int, job: Job, response: Response) -> str:
+    """The texts of a response, under a heading where it is not the only one."""
+    lines = [f"--- {index + 1}/{total}: {_short(job)}"] if total > 1 else []
+    for choice in response.choices:
+        if len(response.choices) > 1:
+            lines.append(f"[choice {choice.index + 1}]")
         lines.append(choice.text)
         if choice.finish_reason == "error":
             lines.append(f"(failed: {choice.error})")
@@ -89,29 +28,35 @@ def text_block(answer: Answer, total: int) -> str:
     return "\n".join(lines)
 
 
-def json_line(answer: Answer) -> str:
-    """One answer as one line of JSON; never NaN or an infinity, which JSON does not have."""
+def json_line(index: int, job: Job, response: Response) -> str:
+    """A response as one line of JSON; never NaN or an infinity, which JSON does not have."""
+    usage = response.usage
     fields: dict[str, Any] = {
-        "index": answer.index,
-        **answer.job.given,
-        "choices": [_choice(number, choice) for number, choice in enumerate(answer.choices)],
-        "usage": None,
-    }
-    if answer.usage is not None:
-        usage = answer.usage
-        fields["usage"] = {
+        "index": index,
+        **job.given,
+        "choices": [_choice(choice) for choice in response.choices],
+        "usage": {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
-        }
-    if answer.prompt_logprobs is not None:
-        fields["prompt_logprobs"] = [None if p is None else _logprob(p) for p in answer.prompt_logprobs]
+        },
+    }
+    if response.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = [None if one is None else _logprob(one) for one in response.prompt_logprobs]
     return json.dumps(fields, ensure_ascii=False, allow_nan=False)
 
 
-def _choice(index: int, choice: ChoiceSoFar) -> dict[str, Any]:
+def _short(job: Job) -> str:
+    if job.prompt_token_ids is not None:
+        return f"{len(job.prompt_token_ids)} token ids"
+    text = job.prompt if job.prompt is not None else str((job.messages or [{}])[-1].get("content"))
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN_PROMPT else f"{text[: SHOWN_PROMPT - 3]}..."
+
+
+def _choice(choice: Completion) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "index": index,
+        "index": choice.index,
         "text": choice.text,
         "token_ids": choice.token_ids,
         "finish_reason": choice.finish_reason,
@@ -125,6 +70,7 @@ def _choice(index: int, choice: ChoiceSoFar) -> dict[str, Any]:
 
 
 def _logprob(one: TokenLogprob) -> dict[str, Any]:
+    """A token that was masked out has log-probability minus infinity: ``null``."""
     fields: dict[str, Any] = {
         "token_id": one.token_id,
         "token": one.token,

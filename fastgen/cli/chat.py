@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastgen.cli.options import SectionedCommand, engine_options, sampling_options
+from fastgen.cli.output import on_terminal
 from fastgen.config import EngineConfig
 from fastgen.errors import FastgenError, InvalidRequestError, did_you_mean
 from fastgen.types import SamplingParams
@@ -105,7 +106,7 @@ def chat(model: str, system: str | None, config: EngineConfig, params: SamplingP
         raise click.UsageError("a conversation has one answer to each message; leave --n out")
     from fastgen.front import pipeline
 
-    with pipeline(model, progress=True, **config.model_dump(exclude_unset=True)) as pipe:
+    with pipeline(model, config) as pipe:
         Repl(pipe, params, system).run()
 
 
@@ -115,9 +116,8 @@ class Repl:
     def __init__(self, pipe: Pipeline, params: SamplingParams, system: str | None) -> None:
         self.pipe, self.params = pipe, params
         limit = pipe.max_model_len
-        self.conversation = Conversation(
-            self._count, limit=limit, reserve=min(params.max_new_tokens or 256, limit // 4), system=system
-        )
+        reserve = params.max_new_tokens or min(256, limit // 4)
+        self.conversation = Conversation(self._count, limit=limit, reserve=reserve, system=system)
         self._count([{"role": "user", "content": "?"}])  # a model that cannot chat says so now
         self.interactive = sys.stdin.isatty()
 
@@ -197,12 +197,16 @@ class Repl:
         with closing(chunks):
             for chunk in chunks:
                 said.append(chunk.text)
-                click.echo(chunk.text, nl=False)
+                click.echo(on_terminal(chunk.text), nl=False)
                 if chunk.error:
                     raise FastgenError(chunk.error)
                 reason = chunk.finish_reason or reason
         return "cut at the limit of tokens" if reason == "length" else ""
 
     def _count(self, messages: list[dict[str, Any]]) -> int:
-        assert self.pipe.tokenizer is not None
-        return len(self.pipe.tokenizer.encode_chat(messages))
+        if self.pipe.tokenizer is None:
+            raise InvalidRequestError(
+                "this model has no tokenizer, so it cannot chat; `fastgen generate` takes token ids"
+            )
+        special = self.params.add_special_tokens or False
+        return len(self.pipe.tokenizer.encode_chat(messages, add_special_tokens=special))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from fastgen.errors import InvalidRequestError
 from fastgen.text import TextStream, Tokenizer
@@ -58,10 +58,8 @@ class Collector:
             self._cached_tokens = output.cached_tokens
         token, reason, stop = output.token_id, output.finish_reason, output.stop
         text, found = "", None
-        if token is not None:
-            self._completion_tokens += 1
-            if reason != "stop" or self._params.include_stop:
-                text, found = self._push(index, token)
+        if token is not None and (reason != "stop" or self._params.include_stop):
+            text, found = self._push(index, token)
         if found is None and reason is not None:
             tail, found = self._finish(index)
             text += tail
@@ -115,6 +113,8 @@ class Collector:
     ) -> Chunk:
         if reason is not None:
             self._open.discard(index)
+        token_ids = token_ids or []
+        self._completion_tokens += len(token_ids)
         logprobs = None
         if self._params.logprobs is not None:
             logprobs = [] if logprob is None else [self._named(logprob)]
@@ -122,7 +122,7 @@ class Collector:
             request_id=self._request_id,
             index=index,
             text=text,
-            token_ids=token_ids or [],
+            token_ids=token_ids,
             logprobs=logprobs,
             finish_reason=reason,
             stop=stop,
@@ -144,6 +144,14 @@ class Collector:
         return replace(entry, token=self._tokenizer.token_text(entry.token_id), top=top)
 
 
+@dataclass(slots=True)
+class _Choice:
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    last: Chunk | None = None
+
+
 class ResponseBuilder:
     """Adds up the chunks of one request, in the order they came."""
 
@@ -151,13 +159,20 @@ class ResponseBuilder:
         self._request_id = request_id
         self._prompt_token_ids = prompt_token_ids
         self._prompt = prompt
-        self._chunks: list[list[Chunk]] = [[] for _ in range(n)]
+        self._choices = [_Choice() for _ in range(n)]
         self._usage: Usage | None = None
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def add(self, chunk: Chunk) -> bool:
         """Whether this was the last one."""
-        self._chunks[chunk.index].append(chunk)
+        choice = self._choices[chunk.index]
+        choice.texts.append(chunk.text)
+        choice.token_ids += chunk.token_ids
+        if chunk.logprobs is not None:
+            choice.logprobs = choice.logprobs or []
+            choice.logprobs += chunk.logprobs
+        if chunk.finish_reason is not None:
+            choice.last = chunk
         self._usage = chunk.usage
         return self._usage is not None
 
@@ -172,23 +187,23 @@ class ResponseBuilder:
         return Response(
             request_id=self._request_id,
             prompt_token_ids=self._prompt_token_ids,
-            choices=[_completion(chunks) for chunks in self._chunks],
+            choices=[_completion(index, choice) for index, choice in enumerate(self._choices)],
             usage=self._usage,
             prompt=self._prompt,
             prompt_logprobs=self.prompt_logprobs,
         )
 
 
-def _completion(chunks: list[Chunk]) -> Completion:
-    last = chunks[-1]
+def _completion(index: int, choice: _Choice) -> Completion:
+    last = choice.last
+    assert last is not None
     assert last.finish_reason is not None
-    logprobs = None if last.logprobs is None else [entry for chunk in chunks for entry in chunk.logprobs or ()]
     return Completion(
-        index=last.index,
-        text="".join([chunk.text for chunk in chunks]),
-        token_ids=[token for chunk in chunks for token in chunk.token_ids],
+        index=index,
+        text="".join(choice.texts),
+        token_ids=choice.token_ids,
         finish_reason=last.finish_reason,
         stop=last.stop,
-        logprobs=logprobs,
+        logprobs=choice.logprobs,
         error=last.error,
     )

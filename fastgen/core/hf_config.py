@@ -153,7 +153,6 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 """Names each field goes by in the wild. Two that are present and disagree are an error."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "pretraining_tp": (1, 0),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "sliding_window": (0,),

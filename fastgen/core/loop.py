@@ -19,7 +19,7 @@ from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError
 from fastgen.text import Tokenizer
 from fastgen.types import Chunk, SamplingParams, StepOutput, TokenLogprob
 
-__all__ = ["EngineLike", "EngineLoop", "Sink", "Submission"]
+__all__ = ["EngineLike", "EngineLoop", "Sink", "Submission", "in_batch"]
 
 logger = logging.getLogger(__name__)
 
@@ -199,8 +199,7 @@ class EngineLoop:
                 del self._requests[request_id]
                 self._engine.abort(request_id)
             if isinstance(error, InvalidRequestError) and len(submissions) > 1:
-                where = f"prompt {len(accepted)} (the first is 0) of {len(submissions)}"
-                raise InvalidRequestError(f"{where}: {error}", field=error.field) from error
+                raise in_batch(error, len(accepted), len(submissions)) from error
             raise
 
     def _abort(self, request_id: str) -> None:
@@ -218,6 +217,8 @@ class EngineLoop:
 
     def _pass_on(self, running: _Running, output: StepOutput) -> None:
         collector, sink = running.collector, running.sink
+        if output.prompt_logprobs is not None:
+            sink.prompt_logprobs(collector.name_tokens(output.prompt_logprobs))
         chunk = collector.take(output)
         if chunk is None:
             return
@@ -225,8 +226,6 @@ class EngineLoop:
             self._engine.abort(output.request_id, output.index)
         if collector.finished:
             del self._requests[output.request_id]
-        if output.prompt_logprobs is not None:
-            sink.prompt_logprobs(collector.name_tokens(output.prompt_logprobs))
         sink.chunk(chunk)
 
     def _drop(self, request_id: str, running: _Running, error: Exception) -> None:
@@ -257,6 +256,11 @@ class EngineLoop:
             self._engine.close()
         except Exception:
             logger.exception("the engine did not close cleanly")
+
+
+def in_batch(error: InvalidRequestError, index: int, count: int) -> InvalidRequestError:
+    """The error, saying which prompt of several it is about."""
+    return InvalidRequestError(f"prompt {index} of {count} (the first is 0): {error}", field=error.field)
 
 
 def _carry_out(function: Callable[[], Any], future: Future[Any]) -> None:

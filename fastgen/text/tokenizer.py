@@ -53,11 +53,6 @@ class Tokenizer:
         """Whether a checkpoint directory holds any tokenizer's files."""
         return any(any(directory.glob(pattern)) for pattern in _FILES)
 
-    @staticmethod
-    def is_in(directory: Path) -> bool:
-        """Whether a checkpoint directory holds tokenizer files."""
-        return any(any(Path(directory).glob(pattern)) for pattern in _FILES)
-
     @classmethod
     def load(cls, directory: Path, *, trust_remote_code: bool = False) -> Tokenizer:
         """The tokenizer in a checkpoint directory. Nothing is fetched.
