@@ -1,5 +1,5 @@
-"""A response does not depend on who shared its passes: text, ids, log-probabilities, usage and reason are the same alone,
-batched, in pieces, preempted and resumed, from a cached prefix, and streamed."""
+"""A response does not depend on who shared its passes: text, ids, log-probabilities, usage and reason are the same
+alone, batched, in pieces, preempted and resumed, from a cached prefix, and streamed."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import subprocess
 import sys
@@ -184,6 +183,7 @@ def test_streamed_equals_whole(pipe: Pipeline, options: dict[str, Any]) -> None:
     chunks = list(stream)
     whole = pipe(text, **options)
     assert same(stream.response(), whole)
+    assert stream.prompt_logprobs == whole.prompt_logprobs
     for index, choice in enumerate(whole.choices):
         own = [chunk for chunk in chunks if chunk.index == index]
         assert "".join(chunk.text for chunk in own) == choice.text
@@ -209,7 +209,7 @@ def test_a_stream_is_refused_at_once(pipe: Pipeline, engine: ScriptedEngine) -> 
 
 
 def aborted(engine: ScriptedEngine) -> bool:
-    return len(engine.aborted) == 1 and not engine.has_work
+    return len(engine.aborted) > 0 and not engine.has_work
 
 
 def test_d8_closing_a_stream_early_aborts_it(pipe: Pipeline, engine: ScriptedEngine) -> None:
@@ -231,7 +231,6 @@ def test_d8_dropping_a_stream_early_aborts_it(pipe: Pipeline, engine: ScriptedEn
     for _ in range(read):
         next(stream)
     del stream
-    gc.collect()
     wait_until(lambda: aborted(engine))
 
 
@@ -504,7 +503,6 @@ def test_a_dropped_pipeline_ends_its_thread(tokenizer: Tokenizer) -> None:
         assert made("a").text == "a"
         gone = weakref.ref(made)
         del made
-        gc.collect()
         assert gone() is None
     wait_until(lambda: all(engine.closed for engine in engines) and threading.active_count() <= before)
 
@@ -612,6 +610,7 @@ def test_engine_options_are_checked(tiny: Path) -> None:
         fastgen.pipeline(tiny, max_batch_token=5)
 
 
+@pytest.mark.slow
 def test_tiny_interpreter_leaves_an_unclosed_pipeline(tiny: Path) -> None:
     code = f"import fastgen; pipe = fastgen.pipeline({str(tiny)!r}, num_blocks=64, threads=1)\n"
     code += "stream = pipe.stream('abc', max_new_tokens=500, ignore_eos=True); next(stream); print('out')"

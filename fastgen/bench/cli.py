@@ -77,11 +77,11 @@ def offline(
 
     from fastgen.bench.engines import Settings
     from fastgen.bench.report import print_report
-    from fastgen.core import source
+    from fastgen.core.source import resolve
 
     threads = threads or torch.get_num_threads()
     device = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    found = source.resolve(model)
+    found = resolve(model)
     settings = Settings(found.directory, dtype, device, threads, tuple(engine_options.items()))
     info = machine(threads)
     with _progress(chosen, names, rounds) as watch:

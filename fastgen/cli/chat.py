@@ -115,7 +115,7 @@ class Repl:
 
     def __init__(self, pipe: Pipeline, params: SamplingParams, system: str | None) -> None:
         self.pipe, self.params = pipe, params
-        limit = pipe.max_model_len
+        limit = min(pipe.engine.limits.most_tokens, params.max_length or sys.maxsize)
         reserve = params.max_new_tokens or min(256, limit // 4)
         self.conversation = Conversation(self._count, limit=limit, reserve=reserve, system=system)
         self._count([{"role": "user", "content": "?"}])  # a model that cannot chat says so now

@@ -48,6 +48,11 @@ class _Stream:
         self._response: Response | None = None
         self._over = False
 
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """Of the prompt's tokens, if they were asked for; known from the first chunk on."""
+        return None if self._builder is None else self._builder.prompt_logprobs
+
     def response(self) -> Response:
         """The whole answer, the same as without streaming, once the last chunk has been read.
 

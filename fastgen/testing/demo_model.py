@@ -61,17 +61,17 @@ def model_directory(downloads: Path | None = None) -> Path:
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError: it cannot be had; says why.
     """
-    from fastgen.core import source
+    from fastgen.core.source import resolve
 
-    return source.resolve(demo_model(downloads).model).directory
+    return resolve(demo_model(downloads).model).directory
 
 
 def _in_hub_cache() -> bool:
     """Whether the snapshot is complete enough to load, judged without a network."""
-    from fastgen.core import source
+    from fastgen.core.source import resolve
 
     try:
-        source.resolve(HUB_NAME, offline=True)
+        resolve(HUB_NAME, offline=True)
     except FastgenError:
         return False
     return True

@@ -187,6 +187,7 @@ def test_help_is_in_sections_with_defaults() -> None:
     def command(config: EngineConfig, params: SamplingParams) -> None: ...
 
     shown = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    assert "Options: --help" in shown
     assert shown.index("Options: --help") < shown.index("Engine options: --config") < shown.index("Sampling options: ")
     assert "--block-size INTEGER Tokens in one block of the KV cache. [16]" in shown
     assert "--prefix-caching / --no-prefix-caching" in shown
