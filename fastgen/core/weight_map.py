@@ -91,7 +91,8 @@ class WeightMap:
         names = list(names)
 
         def under(found: str, canonical: str) -> dict[str, str]:
-            return {n: canonical + n.removeprefix(found) if n.startswith(found) else n for n in names}
+            moved = (n for n in names if n.startswith(found) and self.find(n) is None)
+            return {n: n for n in names} | {n: canonical + n.removeprefix(found) for n in moved}
 
         as_written = {n: n for n in names}
         candidates = [as_written, *(under(found, canonical) for found, canonical in self.roots.items())]

@@ -53,7 +53,12 @@ def plan(model: nn.Module, weights: WeightMap, config: Any, shapes: Mapping[str,
         if destination is None or destination.path not in layers:
             unclaimed.append(name)
             continue
-        for slot, part in _parts(destination, shape, config).items():
+        try:
+            parts = _parts(destination, shape, config)
+        except Exception as error:  # a transform's own: it cannot take this shape apart
+            misfits.append(f"{name} is {list(shape)}, which the weight map cannot take apart ({error})")
+            continue
+        for slot, part in parts.items():
             place = (destination.path, slot, destination.tail)
             wanted = missing.pop(place, None)
             if wanted is None:

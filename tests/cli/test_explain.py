@@ -1,0 +1,49 @@
+"""`fastgen explain` says what would happen, and does none of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from fastgen.cli import main
+from fastgen.testing.checkpoints import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return str(tiny_llama(tmp_path_factory.mktemp("tiny"), tokenizer=False))
+
+
+def explain(*arguments: str):
+    return CliRunner().invoke(main, ["explain", *arguments])
+
+
+def test_text(directory):
+    shown = explain(directory, "--num-blocks", "7", "--dtype", "bfloat16")
+    assert shown.exit_code == 0
+    for piece in ("LlamaForCausalLM", "llama (fastgen", "kv heads", "bfloat16 (as asked)", "7 blocks", "112"):
+        assert piece in shown.stdout
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert any(row[:1] == ["paged_attention"] and "torch" in row for row in rows)
+
+
+def test_json(directory):
+    facts = json.loads(explain(directory, "--json", "--num-blocks", "7").stdout)
+    assert facts["geometry"]["layers"] == 2
+    assert facts["memory"]["tokens_that_fit"] == 7 * 16
+    assert {kernel["operation"] for kernel in facts["kernels"]} >= {"linear", "paged_attention", "rotary"}
+
+
+def test_it_reads_no_weights(directory, monkeypatch):
+    from fastgen.core.checkpoint import Checkpoint
+
+    monkeypatch.setattr(Checkpoint, "stream", lambda *_: pytest.fail("read weights"))
+    assert explain(directory).exit_code == 0
+
+
+def test_errors_are_one_line(tmp_path):
+    shown = explain(str(tmp_path))
+    assert (shown.exit_code, shown.stderr.count("\n")) == (1, 1)
+    assert shown.stderr.startswith("error: ")

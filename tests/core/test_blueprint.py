@@ -1,0 +1,97 @@
+"""What is decided before weights are read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from fastgen.config import EngineConfig
+from fastgen.core.blueprint import draw
+from fastgen.errors import CheckpointError, ConfigError, UnsupportedModelError
+from fastgen.testing.checkpoints import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("tiny"), tokenizer=False)
+
+
+def sketch(directory, **options):
+    return draw(directory, EngineConfig.of({"device": "cpu", "num_blocks": 8, **options}))
+
+
+def test_nothing_is_allocated(directory):
+    assert {p.device.type for p in sketch(directory).model.parameters()} == {"meta"}
+
+
+def test_weight_bytes_follow_the_dtype(directory):
+    wide, narrow = sketch(directory), sketch(directory, dtype="bfloat16")
+    assert wide.weight_bytes == 2 * narrow.weight_bytes == sum(p.numel() for p in wide.model.parameters()) * 4
+    assert (wide.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_cache_counts_each_layers_keys_and_values(directory):
+    cache = sketch(directory, block_size=4).cache
+    layers, keys_and_values, kv_heads, head_dim = 2, 2, 2, 8
+    assert cache.bytes_per_block == 4 * layers * keys_and_values * kv_heads * head_dim * 4
+    assert (cache.num_blocks, cache.tokens) == (8, 32)
+
+
+def test_a8_cache_follows_an_explicit_head_dim(tmp_path):
+    narrow = sketch(tiny_llama(tmp_path / "a", tokenizer=False)).cache
+    wide = sketch(tiny_llama(tmp_path / "b", tokenizer=False, head_dim=16)).cache
+    assert wide.bytes_per_block == 2 * narrow.bytes_per_block
+
+
+def test_cache_memory(directory):
+    per_block = sketch(directory).cache.bytes_per_block
+    sized = sketch(directory, num_blocks=None, cache_memory=str(10 * per_block + 1), max_sequences=100).cache
+    assert sized.num_blocks == 10
+    full = sketch(directory, num_blocks=None, max_sequences=3, max_model_len=100).cache
+    assert full.num_blocks == 3 * -(-100 // 16)
+    assert "3 full-length sequences" in full.reason
+    with pytest.raises(ConfigError, match=f"no room for one block.*{per_block:,} bytes"):
+        sketch(directory, num_blocks=None, cache_memory="100")
+    with pytest.raises(ConfigError, match="999GiB is more than"):
+        sketch(directory, num_blocks=None, cache_memory="999GiB")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "tpu9"}, "'tpu9'"),
+        ({"device": "meta"}, "'meta' is not supported"),
+        ({"device": "cuda:99"}, "torch sees"),
+        ({"max_model_len": 10**6}, "more than the 512 positions"),
+    ],
+    ids=str,
+)
+def test_refused_options(directory, options, message):
+    with pytest.raises(ConfigError, match=message):
+        sketch(directory, **options)
+
+
+def test_a4_yarn_does_not_lengthen_the_model_twice(tmp_path):
+    rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+    assert sketch(tiny_llama(tmp_path, tokenizer=False, rope_parameters=rope)).max_model_len == 512
+
+
+def test_float16_of_a_bfloat16_checkpoint_is_warned_about(tmp_path):
+    directory = tiny_llama(tmp_path, tokenizer=False, dtype="bfloat16")
+    assert any("overflow" in warning for warning in sketch(directory, dtype="float16").warnings)
+    assert not sketch(directory, dtype="bfloat16").warnings
+
+
+def test_unsupported_architecture(directory, tmp_path):
+    config = json.loads((directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLn"]}))
+    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM.*"):
+        sketch(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": None}))
+    with pytest.raises(UnsupportedModelError, match="names no architecture"):
+        sketch(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        sketch(tmp_path)
