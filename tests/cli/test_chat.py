@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,10 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(terminal: Any, endless: str) 
 def test_ctrl_c_at_the_prompt_clears_the_line(terminal: Any, tiny: str) -> None:
     with terminal("chat", tiny, *FLAGS) as screen:
         screen.expect("> ")
-        screen.type("never sent\x03")
+        screen.type("never sent")
+        screen.expect("never sent")
+        time.sleep(0.3)  # a signal in the instant before readline waits again is seen with the next key only
+        screen.type("\x03")
         screen.expect(r"\(Ctrl-D or /exit leaves\)")
         screen.expect("> ")
         screen.type("hi\n")
