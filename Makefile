@@ -6,9 +6,9 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m
 PLUGIN_PACKAGES := $(wildcard plugins/*/fastgen_*)
 
-# More threads than cores only slow small matrices down; tokenizers' own threads do not mix with forks.
-export OMP_NUM_THREADS ?= 2
-export TOKENIZERS_PARALLELISM ?= false
+# A process a core (at most four), a file's tests together, since they share fixtures. One thread each: the matrices are
+# small. Plain `pytest` runs in one process.
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(RUN) pytest -n logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -24,10 +24,10 @@ demo: setup ## a real model answers a question, then a batch of 16 prompts
 	@$(BIN)/python examples/demo.py
 
 test: setup ## every test, the plugins' too (under 10 minutes on 2 cores)
-	$(RUN) pytest
+	$(PYTEST)
 
 test-quick: setup ## the tests that take moments and need no model (under a minute)
-	$(RUN) pytest -m "not slow and not real_model"
+	$(PYTEST) -m "not slow and not real_model"
 
 lint: setup ## ruff, mypy --strict, import rules
 	$(RUN) ruff check .

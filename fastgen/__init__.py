@@ -14,36 +14,66 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Names load on first use, so that `import fastgen` and `fastgen --help` start at once, without torch.
 _HOMES = {
+    "CheckpointError": "fastgen.errors",
     "Chunk": "fastgen.types",
     "Completion": "fastgen.types",
+    "ConfigError": "fastgen.errors",
     "Engine": "fastgen.core.engine",
+    "EngineClosedError": "fastgen.errors",
     "EngineConfig": "fastgen.config",
+    "EngineStats": "fastgen.core.engine",
     "FastgenError": "fastgen.errors",
+    "InvalidRequestError": "fastgen.errors",
+    "ModelNotFoundError": "fastgen.errors",
     "Pipeline": "fastgen.front",
+    "PluginError": "fastgen.errors",
+    "RequestFailedError": "fastgen.errors",
     "Response": "fastgen.types",
     "SamplingParams": "fastgen.types",
+    "StepOutput": "fastgen.types",
     "TokenLogprob": "fastgen.types",
+    "UnsupportedModelError": "fastgen.errors",
     "Usage": "fastgen.types",
     "pipeline": "fastgen.front",
 }
 
 if TYPE_CHECKING:
     from fastgen.config import EngineConfig
-    from fastgen.core.engine import Engine
-    from fastgen.errors import FastgenError
+    from fastgen.core.engine import Engine, EngineStats
+    from fastgen.errors import (
+        CheckpointError,
+        ConfigError,
+        EngineClosedError,
+        FastgenError,
+        InvalidRequestError,
+        ModelNotFoundError,
+        PluginError,
+        RequestFailedError,
+        UnsupportedModelError,
+    )
     from fastgen.front import Pipeline, pipeline
-    from fastgen.types import Chunk, Completion, Response, SamplingParams, TokenLogprob, Usage
+    from fastgen.types import Chunk, Completion, Response, SamplingParams, StepOutput, TokenLogprob, Usage
 
 __all__ = [
+    "CheckpointError",
     "Chunk",
     "Completion",
+    "ConfigError",
     "Engine",
+    "EngineClosedError",
     "EngineConfig",
+    "EngineStats",
     "FastgenError",
+    "InvalidRequestError",
+    "ModelNotFoundError",
     "Pipeline",
+    "PluginError",
+    "RequestFailedError",
     "Response",
     "SamplingParams",
+    "StepOutput",
     "TokenLogprob",
+    "UnsupportedModelError",
     "Usage",
     "__version__",
     "pipeline",

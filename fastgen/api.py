@@ -14,7 +14,7 @@ their own, which the entry module imports inside ``build``. A whole adapter for 
 
     @fg.hookimpl
     def fastgen_models() -> list[fg.ModelSpec]:
-        return [fg.ModelSpec(("FooForCausalLM",), FooConfig, build, fg.LLAMA_WEIGHTS)]
+        return [fg.ModelSpec(("FooForCausalLM",), FooConfig, build, fg.DECODER_WEIGHTS)]
 
 and in its pyproject.toml::
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from fastgen.core.layers import MLP, Attention, Batch, Embed, Head, Layer, Linear, RMSNorm, Rope, Table
     from fastgen.core.layers.layer import parameter
     from fastgen.core.rope_config import RopeConfig
-    from fastgen.core.weight_map import LLAMA_WEIGHTS, WeightMap
+    from fastgen.core.weight_map import DECODER_WEIGHTS, WeightMap
     from fastgen.kernels.ops import Implementation, KernelTable, Need
 
 _HOMES = {
@@ -73,7 +73,7 @@ _HOMES = {
     "Head": "fastgen.core.layers",
     "Implementation": "fastgen.kernels.ops",
     "KernelTable": "fastgen.kernels.ops",
-    "LLAMA_WEIGHTS": "fastgen.core.weight_map",
+    "DECODER_WEIGHTS": "fastgen.core.weight_map",
     "Layer": "fastgen.core.layers",
     "Linear": "fastgen.core.layers",
     "MLP": "fastgen.core.layers",
@@ -88,7 +88,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "LLAMA_WEIGHTS",
+    "DECODER_WEIGHTS",
     "MLP",
     "Attention",
     "Batch",

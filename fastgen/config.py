@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fastgen.errors import ConfigError, did_you_mean
+from fastgen.errors import ConfigError, first_problem
 
 __all__ = ["EngineConfig", "parse_bytes"]
 
@@ -32,7 +32,7 @@ class EngineConfig(BaseModel):
     """Everything an engine can be told. Fields left unset are decided from the model and the machine at load time;
     ``fastgen explain MODEL`` prints what was decided."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Number format of weights and cache. auto: float32 on a CPU, else the checkpoint's."
@@ -48,10 +48,11 @@ class EngineConfig(BaseModel):
     )
     block_size: int = Field(default=16, ge=1, le=1024, description="Tokens in one block of the KV cache.")
     num_blocks: int | None = Field(default=None, ge=1, description="Blocks in the KV cache; instead of cache_memory.")
-    cache_memory: float | str | None = Field(
+    cache_memory: int | float | str | None = Field(
         default=None,
-        description="Memory for the KV cache: a fraction of what is free (0.5) or a size (2GiB). Unset: 0.4 of the "
-        "free memory on a CPU, 0.9 on a GPU, and never more than max_sequences full-length sequences can use.",
+        description="Memory for the KV cache: a fraction of what is free beside the weights (0.5), or a size (2GiB, or a "
+        "number of bytes). Unset: 0.4 of it on a CPU, 0.9 on a GPU, and never more than max_sequences full-length "
+        "sequences can use.",
     )
     prefix_caching: bool = Field(default=True, description="Reuse the computed blocks of shared prompt beginnings.")
     policy: Literal["fcfs", "lpm", "random", "priority"] = Field(
@@ -73,14 +74,22 @@ class EngineConfig(BaseModel):
 
     @field_validator("cache_memory")
     @classmethod
-    def _cache_memory(cls, value: float | str | None) -> float | str | None:
+    def _cache_memory(cls, value: int | float | str | None) -> float | str | None:
+        """A fraction as a float, a size as text."""
+        if value is None:
+            return None
         if isinstance(value, str):
             if parse_bytes(value) > 1:
                 return value
-            value = float(value)
-        if isinstance(value, float | int) and not 0 < value <= 1:
+            try:
+                value = float(value)
+            except ValueError:
+                raise ValueError(f"{value!r} is no room for anything") from None
+        if isinstance(value, int) and value > 1:
+            return str(value)
+        if not 0 < value <= 1:
             raise ValueError(f"{value} must be a fraction above 0 and up to 1, or a size such as '2GiB'")
-        return value
+        return float(value)
 
     @model_validator(mode="after")
     def _one_size(self) -> Self:
@@ -88,23 +97,21 @@ class EngineConfig(BaseModel):
             raise ValueError("give num_blocks or cache_memory, not both")
         return self
 
-    @classmethod
-    def of(cls, options: dict[str, Any]) -> EngineConfig:
-        """Validated options.
-
+    def __init__(self, **options: Any) -> None:
+        """
         Raises:
             ConfigError: an unknown option (with a suggestion), or a value that cannot be used.
         """
-        for name in options:
-            if name not in cls.model_fields:
-                raise ConfigError(f"unknown engine option {name!r}.{did_you_mean(name, cls.model_fields)}")
         try:
-            return cls(**options)
+            super().__init__(**options)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            text = first["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{where + ': ' if where else ''}{text} (got {first['input']!r})") from None
+            _, text = first_problem(error.errors(), type(self).model_fields, what="engine option", secret=("token",))
+            raise ConfigError(text) from None
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> EngineConfig:
+        """The same, from a dictionary."""
+        return cls(**options)
 
     @classmethod
     def read_toml(cls, path: Path) -> dict[str, Any]:

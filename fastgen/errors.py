@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -16,6 +17,7 @@ __all__ = [
     "RequestFailedError",
     "UnsupportedModelError",
     "did_you_mean",
+    "first_problem",
 ]
 
 
@@ -63,3 +65,23 @@ def did_you_mean(word: str, known: Iterable[str], *, count: int = 3) -> str:
     """A suffix for an error message: ``" Did you mean 'a' or 'b'?"``, or an empty string when nothing is near."""
     near = get_close_matches(word, list(known), n=count, cutoff=0.6)
     return f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
+def first_problem(
+    errors: Sequence[Mapping[str, Any]], known: Iterable[str], *, what: str = "option", secret: Iterable[str] = ()
+) -> tuple[str | None, str]:
+    """The first of pydantic's ``ValidationError.errors()`` as ``(field, sentence)``.
+
+    Args:
+        known: the fields there are, to suggest from.
+        secret: fields whose value must not be repeated.
+    """
+    error = errors[0]
+    field = ".".join(str(part) for part in error["loc"]) or None
+    if error["type"] == "extra_forbidden":
+        return field, f"unknown {what} {field!r}.{did_you_mean(str(field), known)}"
+    text = str(error["msg"]).removeprefix("Value error, ")
+    if field is None:
+        return None, text
+    given = "" if "got" in text or field in secret else f" (got {error['input']!r})"
+    return field, f"{field}: {text}{given}"

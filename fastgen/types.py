@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fastgen.errors import InvalidRequestError, did_you_mean
+from fastgen.errors import InvalidRequestError, first_problem
 
 __all__ = [
     "Chunk",
@@ -120,6 +120,16 @@ class SamplingParams(BaseModel):
     def _id_list(cls, value: Any) -> Any:
         return () if value is None else tuple(value) if isinstance(value, list) else value
 
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _bias_ids(cls, value: Any) -> Any:
+        """JSON and TOML have text for keys: ``{"50256": -100}``."""
+        if not isinstance(value, Mapping):
+            return value
+        return {
+            int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key: value[key] for key in value
+        }
+
     @field_validator("logit_bias")
     @classmethod
     def _bias_bounds(cls, value: dict[int, float] | None) -> dict[int, float] | None:
@@ -143,25 +153,22 @@ class SamplingParams(BaseModel):
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}")
         return self
 
-    @classmethod
-    def of(cls, params: SamplingParams | None = None, **fields: Any) -> SamplingParams:
-        """``params`` with ``fields`` laid over it, validated.
-
+    def __init__(self, **fields: Any) -> None:
+        """
         Raises:
             InvalidRequestError: an unknown field (with a suggestion) or a value out of range; names the field.
         """
-        for name in fields:
-            if name not in cls.model_fields:
-                raise InvalidRequestError(f"unknown option {name!r}.{did_you_mean(name, cls.model_fields)}", field=name)
-        known = params.model_dump(exclude_unset=True) if params is not None else {}
         try:
-            return cls(**{**known, **fields})
+            super().__init__(**fields)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            text = first["msg"].removeprefix("Value error, ")
-            given = f" (got {first['input']!r})" if field and "got" not in text else ""
-            raise InvalidRequestError(f"{field + ': ' if field else ''}{text}{given}", field=field or None) from None
+            field, text = first_problem(error.errors(), type(self).model_fields)
+            raise InvalidRequestError(text, field=field) from None
+
+    @classmethod
+    def of(cls, params: SamplingParams | None = None, **fields: Any) -> SamplingParams:
+        """``params`` with ``fields`` laid over it; raises as the class does."""
+        known = params.model_dump(exclude_unset=True) if params is not None else {}
+        return cls(**{**known, **fields})
 
 
 @dataclass(frozen=True, slots=True)

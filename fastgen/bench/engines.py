@@ -104,7 +104,9 @@ class TransformersEngine:
         self._torch = torch
         self._threads = settings.threads
         dtype = getattr(torch, settings.dtype)
-        model = AutoModelForCausalLM.from_pretrained(settings.directory, dtype=dtype, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            settings.directory, dtype=dtype, local_files_only=True, trust_remote_code=False
+        )
         self._model = model.to(settings.device).eval()
 
     def run(self, workload: Workload, tick: Tick) -> Run:

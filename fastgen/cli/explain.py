@@ -1,4 +1,4 @@
-"""`fastgen explain MODEL`: how a model would be served, and why, without reading its weights."""
+"""`fastgen explain MODEL`: how a model would be served, and why, without loading its weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ __all__ = ["explain"]
 @engine_options
 def explain(model: str, as_json: bool, config: EngineConfig) -> None:
     """Show how MODEL (a Hugging Face name, a directory or a file) would be served: its files, plugin and geometry, the
-    memory for weights and cache, and the kernel chosen for each operation. Weights are not read."""
+    memory for weights and cache, and the kernel chosen for each operation. Weights are fetched if they are not here, and
+    not read."""
     from fastgen.core.blueprint import draw
 
     facts = describe(draw(model, config))

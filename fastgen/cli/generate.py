@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from fastgen.front.prompts import Call
 
 __all__ = ["generate"]
+
+Finished = queue.SimpleQueue[tuple[int, Response | FastgenError | None]]
+"""``(index of the job, its answer)`` as they end; ``None`` for Ctrl-C."""
 
 LAST_WORDS_SECONDS = 10.0
 """How long an interrupted batch waits for the pass in flight."""
@@ -147,28 +151,27 @@ class Run:
         """Run everything together and print the answers in the order of the jobs, as soon as that allows."""
         from fastgen.front.progress import Bar
 
-        finished: queue.SimpleQueue[tuple[int, Response | FastgenError]] = queue.SimpleQueue()
+        finished: Finished = queue.SimpleQueue()
         requests = [self._request(index, call, finished) for index, call in enumerate(calls)]
         show = len(jobs) > 1 and sys.stderr.isatty()
         # A bar and the answers would write over each other on one terminal.
         printer = _Printer(jobs, as_json, hold=show and sys.stdout.isatty())
-        try:
-            self.loop.submit(requests).result()
-            with Bar(requests) if show else nullcontext() as bar:
-                while not printer.complete:
-                    printer.take(*(bar.wait(finished) if bar is not None else finished.get()))
-        except KeyboardInterrupt:
-            self._interrupt(requests, finished, printer)
-            printer.flush()
-            click.echo(f"\ninterrupted: {printer.summary()}", err=True)
-            raise click.Abort from None
+        self.loop.submit(requests).result()
+        with _interrupt_into(finished), Bar(requests) if show else nullcontext() as bar:
+            while not printer.complete:
+                index, answer = bar.wait(finished) if bar is not None else finished.get()
+                if answer is None:
+                    self._end_early(requests, finished, printer)
+                    break
+                printer.take(index, answer)
         printer.flush()
+        if printer.interrupted:
+            click.echo(f"\ninterrupted: {printer.summary()}", err=True)
+            raise click.Abort
         if printer.failed:
             raise RequestFailedError(f"{len(printer.failed)} of {len(jobs)} prompts failed: {printer.failed[0]}")
 
-    def _request(
-        self, index: int, call: Call, finished: queue.SimpleQueue[tuple[int, Response | FastgenError]]
-    ) -> Submission:
+    def _request(self, index: int, call: Call, finished: Finished) -> Submission:
         from fastgen.front.answers import WholeResponse, submissions
 
         (made,) = submissions(
@@ -176,21 +179,36 @@ class Run:
         )
         return made
 
-    def _interrupt(
-        self,
-        requests: list[Submission],
-        finished: queue.SimpleQueue[tuple[int, Response | FastgenError]],
-        printer: _Printer,
-    ) -> None:
+    def _end_early(self, requests: list[Submission], finished: Finished, printer: _Printer) -> None:
         """End what still runs, and take what it had come to."""
+        printer.interrupted = True
         for request in requests:
             self.loop.abort(request.request_id)
         end = time.monotonic() + LAST_WORDS_SECONDS
         while not printer.complete:
             try:
-                printer.take(*finished.get(timeout=max(0.0, end - time.monotonic())))
+                index, answer = finished.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 return
+            if answer is not None:
+                printer.take(index, answer)
+
+
+@contextmanager
+def _interrupt_into(finished: Finished) -> Iterator[None]:
+    """Make the first Ctrl-C an entry of the queue: raised at any odd place, it could lose an answer or print it twice.
+    The second one acts as ever."""
+    before = signal.getsignal(signal.SIGINT) or signal.default_int_handler
+
+    def handle(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        finished.put((-1, None))
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Printer:
@@ -199,6 +217,7 @@ class _Printer:
     def __init__(self, jobs: list[Job], as_json: bool, *, hold: bool) -> None:
         self.jobs, self.as_json, self.hold = jobs, as_json, hold
         self.failed: list[str] = []
+        self.interrupted = False
         self._answers: dict[int, Response] = {}
         self._taken = self._next = 0
 

@@ -20,7 +20,8 @@ from fastgen.core.source import ModelFiles, resolve
 from fastgen.core.weight_map import WeightMap
 from fastgen.core.weights import Placement, plan
 from fastgen.errors import ConfigError, UnsupportedModelError
-from fastgen.kernels.ops import KernelTable
+from fastgen.kernels.ops import Implementation, KernelTable
+from fastgen.kernels.reference import IMPLEMENTATIONS
 
 __all__ = ["Blueprint", "draw"]
 
@@ -45,13 +46,10 @@ class Blueprint:
     dtype: torch.dtype
     dtype_reason: str
     max_model_len: int
+    weight_bytes: int
+    """Bytes the loaded weights take."""
     cache: CachePlan
     warnings: list[str]
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes the loaded weights take."""
-        return sum(p.numel() for p in self.model.parameters()) * self.dtype.itemsize
 
 
 def draw(model: str | Path, config: EngineConfig) -> Blueprint:
@@ -69,6 +67,7 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     parts = spec.load()
     model_config = parts.config.from_raw(raw)
     generation_config = read_generation_config(files.directory)
+    files.fetch_weights()
     checkpoint = Checkpoint.open(files.directory, load_bin=config.load_bin)
     warnings = [*checkpoint.warnings, *check_generation_config(generation_config)]
     model_config, shapes, untied = _tie(model_config, checkpoint, parts.weights)
@@ -77,12 +76,16 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     device = _device(config)
     dtype, dtype_reason, doubts = _dtype(config, model_config, device)
     warnings += doubts
-    kernels = KernelTable(device.type, str(dtype).removeprefix("torch."), _implementations(plugins))
+    implementations, broken = _implementations(plugins)
+    warnings += [f"kernel {name} for {operation} is left out: {reason}" for operation, name, reason in broken]
+    kernels = KernelTable(device.type, str(dtype).removeprefix("torch."), implementations, broken)
     with building(dtype, torch.device("meta")):
         skeleton = parts.build(model_config)
     skeleton.bind(kernels)
     placements = plan(skeleton, parts.weights, model_config, shapes)
     max_model_len = _max_model_len(config, model_config)
+    weight_bytes = sum(p.numel() for p in skeleton.parameters()) * dtype.itemsize
+    cache = plan_cache(skeleton, config, dtype, device, max_model_len=max_model_len, weight_bytes=weight_bytes)
     return Blueprint(
         files=files,
         registry=plugins,
@@ -97,7 +100,8 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
         dtype=dtype,
         dtype_reason=dtype_reason,
         max_model_len=max_model_len,
-        cache=plan_cache(skeleton, config, dtype, device, max_model_len),
+        weight_bytes=weight_bytes,
+        cache=cache,
         warnings=warnings,
     )
 
@@ -112,10 +116,15 @@ def _architectures(raw: dict[str, Any], files: ModelFiles) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else [str(names)]
 
 
-def _implementations(plugins: Registry) -> list[Any]:
-    from fastgen.kernels.reference import IMPLEMENTATIONS
-
-    return [*IMPLEMENTATIONS, *(spec.load() for spec in plugins.kernels)]
+def _implementations(plugins: Registry) -> tuple[list[Implementation], list[tuple[str, str, str]]]:
+    """Ours and the plugins', and those that cannot be loaded (a GPU package on a machine without one, say)."""
+    found, broken = list(IMPLEMENTATIONS), []
+    for spec in plugins.kernels:
+        try:
+            found.append(spec.load())
+        except Exception as error:
+            broken.append((spec.operation, spec.name, f"broken: {error}"))
+    return found, broken
 
 
 def _tie(

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 
 from fastgen.core.bin_weights import read_bin
+from fastgen.core.memory import available_memory
 from fastgen.core.safetensors_header import DTYPES, read_header
 from fastgen.core.weight_files import WeightFiles, choose_files
 from fastgen.errors import CheckpointError, did_you_mean
@@ -99,9 +99,9 @@ def check_memory(needed: int, what: str) -> None:
         what: what needs them, for the message.
 
     Raises:
-        CheckpointError: more than is available, swap included.
+        CheckpointError: more than is available.
     """
-    available = psutil.virtual_memory().available + psutil.swap_memory().free
+    available = available_memory(torch.device("cpu"))
     if needed > available:
         raise CheckpointError(
             f"not enough memory: {what} needs {needed / 1e9:.1f} GB and {available / 1e9:.1f} GB are available; "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from fastgen.config import EngineConfig
 from fastgen.core.blueprint import Blueprint, draw
 from fastgen.core.loading import load_model
 from fastgen.core.policy import Outcome, Scheduler, Sequence
+from fastgen.core.processors import PluginProcessors
 from fastgen.core.request import Limits, Sampling, resolve
 from fastgen.core.runtime.choice import Choice, choice_of
 from fastgen.core.runtime.kv_cache import KVCache
@@ -28,7 +30,7 @@ from fastgen.types import SamplingParams, StepOutput
 
 __all__ = ["Engine", "EngineStats"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("fastgen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class EngineStats:
     """Run through the model, prompt and answer, recomputed ones too."""
     sampled: int
     """Tokens of answers."""
+    failed: int
+    """Choices that ended with an error."""
     seconds: float
     """Spent in passes."""
     running: int
@@ -102,10 +106,11 @@ class Engine:
         )
         self._eos = blueprint.model_config.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else set())
         self._model = model
+        self._processors = PluginProcessors(blueprint.registry)
         self._seeds = random.Random(config.seed)
         self._ids = itertools.count()
         self._requests: dict[str, dict[int, Sequence]] = {}
-        self._passes = self._tokens = self._sampled = self._peak = 0
+        self._passes = self._tokens = self._sampled = self._failed = self._peak = 0
         self._seconds = 0.0
         self._closed = False
 
@@ -117,7 +122,7 @@ class Engine:
 
         Args:
             config: engine options; or give them as keywords.
-            progress: show bars while files are fetched and read.
+            progress: show bars while files are fetched and read, and the size of the cache, on standard error.
 
         Raises:
             FastgenError: with what is wrong with the name, the files, the options or the plugin.
@@ -133,7 +138,15 @@ class Engine:
         tokenizer = (
             Tokenizer.load(files, trust_remote_code=config.trust_remote_code) if Tokenizer.is_in(files) else None
         )
-        return cls(blueprint, config, load_model(blueprint, progress=progress), tokenizer)
+        engine = cls(blueprint, config, load_model(blueprint, progress=progress), tokenizer)
+        cache = blueprint.cache
+        told = (
+            f"KV cache: {cache.num_blocks:,} blocks of {cache.block_size} tokens, {cache.total_bytes / 2**30:.2f} GiB"
+        )
+        if progress:
+            print(f"{told} ({cache.reason})", file=sys.stderr)
+        logger.info("%s (%s)", told, cache.reason)
+        return engine
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -144,6 +157,7 @@ class Engine:
         *,
         request_id: str | None = None,
         chat: bool = False,
+        text: bool = False,
     ) -> str:
         """Accept a request, or refuse it. It runs from the next step on.
 
@@ -151,6 +165,8 @@ class Engine:
             params: unset fields take the model's defaults, then fastgen's.
             request_id: a name of your own, unique among the requests in flight.
             chat: whether an open answer length means all that fits.
+            text: you turn tokens into text yourself, and apply the fields that speak of it (``stop``, ``include_stop``,
+                ``skip_special_tokens``), as `Pipeline` does. The engine knows tokens only.
 
         Returns:
             The request's id.
@@ -160,9 +176,17 @@ class Engine:
             EngineClosedError: the engine was closed.
         """
         sampling = self.check(prompt_token_ids, params, chat=chat)
+        if sampling.stop and not text:
+            raise InvalidRequestError(
+                "stop: the engine knows tokens, not text, so it cannot look for stop strings; use a Pipeline, or "
+                "stop_token_ids",
+                field="stop",
+            )
         request_id = f"r{next(self._ids)}" if request_id is None else request_id
         if request_id in self._requests:
             raise InvalidRequestError(f"request id {request_id!r} is in use by a request in flight", field="request_id")
+        if params is None or params.seed is None:
+            sampling = replace(sampling, seed=self._seeds.getrandbits(63))
         sequences = {
             index: self._sequence(request_id, index, sampling, prompt_token_ids) for index in range(sampling.n)
         }
@@ -174,7 +198,8 @@ class Engine:
     def check(
         self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, chat: bool = False
     ) -> Sampling:
-        """What `add` would run, with every open question decided; raises as it does, and accepts nothing."""
+        """What `add` would run, with every open question decided but an unset seed; raises as it does, and accepts
+        nothing."""
         if self._closed:
             raise EngineClosedError("the engine is closed")
         sampling = resolve(
@@ -184,18 +209,15 @@ class Engine:
             eos_ids=self._eos,
             limits=self.limits,
             chat=chat,
-            seeds=self._seeds,
+            seeds=random.Random(0),  # `add` draws the one that counts, once nothing can be refused any more
         )
-        self._processors(sampling, prompt_token_ids)  # refuses unknown names and options
+        self._make_processors(sampling, prompt_token_ids)  # refuses unknown names and options
         return sampling
 
-    def _processors(self, sampling: Sampling, prompt: list[int]) -> list[tuple[str, LogitsProcessor]]:
-        if not sampling.logits_processors:
-            return []
-        plugins, asked = self.blueprint.registry, {name for name, _ in sampling.logits_processors}
+    def _make_processors(self, sampling: Sampling, prompt: list[int]) -> list[tuple[str, LogitsProcessor]]:
         return make_processors(
             sampling.logits_processors,
-            {spec.name: spec.load() for spec in plugins.logits_processors if spec.name in asked},
+            self._processors,
             vocab_size=self.limits.valid_ids,
             prompt_token_ids=prompt,
         )
@@ -207,7 +229,7 @@ class Engine:
             index=index,
             sampling=sampling,
             sampler=SequenceSampler(
-                sampling, prompt, index, self._processors(sampling, prompt), vocab_size=self.limits.valid_ids
+                sampling, prompt, index, self._make_processors(sampling, prompt), vocab_size=self.limits.valid_ids
             ),
             prompt_scores=[None] * len(prompt) if scored else None,
         )
@@ -226,6 +248,8 @@ class Engine:
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request (or one of its choices) now. Its last output, with reason ``abort``, comes from the next step.
         Unknown and finished requests are ignored."""
+        if self._closed:
+            return
         for one, sequence in list(self._requests.get(request_id, {}).items()):
             if index is None or one == index:
                 self.scheduler.abort(sequence)
@@ -235,7 +259,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something: requests in flight, or outputs of aborted ones to deliver."""
-        return self.scheduler.has_work
+        return not self._closed and self.scheduler.has_work
 
     def step(self) -> list[StepOutput]:
         """One forward pass over the running sequences and pieces of prompts that fill the token budget."""
@@ -243,7 +267,7 @@ class Engine:
             raise EngineClosedError("the engine is closed")
         started = time.perf_counter()
         plan = self.scheduler.plan()
-        used = self.scheduler.stats.used_blocks
+        used = self.scheduler.pool.allocator.num_used
         try:
             result = self.runner.run(plan) if plan.sequences else PassResult()
         except Exception as error:  # out of memory, a kernel's fault: this pass's sequences end, the others go on
@@ -272,6 +296,7 @@ class Engine:
                 choice.delivered = True
                 scores, choice.prompt_scores = choice.prompt_scores, None
         if outcome.finish_reason is not None:
+            self._failed += outcome.finish_reason == "error"
             self._forget(choice)
         return StepOutput(
             request_id=choice.request_id,
@@ -295,12 +320,19 @@ class Engine:
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Where the engine stands."""
+        """Where the engine stands.
+
+        Raises:
+            EngineClosedError: it was closed.
+        """
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
         policy = self.scheduler.stats
         return EngineStats(
             passes=self._passes,
             tokens=self._tokens,
             sampled=self._sampled,
+            failed=self._failed,
             seconds=self._seconds,
             running=policy.running,
             waiting=policy.waiting,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fastgen.core.json_file import read_json_object
 from fastgen.core.rope_config import RopeConfig, read_rope, rope_settings
 from fastgen.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 
 __all__ = ["HFConfig", "RopeConfig", "read_eos_ids", "read_generation_config", "read_raw_config"]
-
-_MAX_CONFIG_BYTES = 64 * 2**20
 
 Count = Annotated[int, Field(ge=1)]
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
@@ -295,35 +293,19 @@ def read_raw_config(directory: str | Path) -> dict[str, Any]:
 
     Raises:
         ModelNotFoundError: there is none.
-        ConfigError: it cannot be read, or is not a JSON object.
+        ConfigError: it cannot be read, is too large, or is not a JSON object.
     """
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise ModelNotFoundError(f"{directory} has no config.json, so it is not a model directory")
-    return _read_json(path)
+    return read_json_object(path)
 
 
 def read_generation_config(directory: str | Path) -> dict[str, Any]:
     """The ``generation_config.json`` of a model directory; empty where there is none.
 
     Raises:
-        ConfigError: it cannot be read, or is not a JSON object.
+        ConfigError: it cannot be read, is too large, or is not a JSON object.
     """
     path = Path(directory) / "generation_config.json"
-    return _read_json(path) if path.is_file() else {}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise ConfigError(f"{path} has {path.stat().st_size} bytes, too many for a config file")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a JSON object, not {type(content).__name__}")
-    return content
+    return read_json_object(path) if path.is_file() else {}

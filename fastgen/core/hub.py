@@ -1,11 +1,13 @@
-"""Models of the Hugging Face hub: the cache first, then the network; only the files that are needed. No torch here."""
+"""Models of the Hugging Face hub: the cache first, then the network; the small files, then the weights. No torch."""
 
 from __future__ import annotations
 
+import glob
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastgen.core.weight_files import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS_INDEX, choose_files, read_index
 from fastgen.errors import CheckpointError, ConfigError, FastgenError, ModelNotFoundError, did_you_mean
@@ -18,22 +20,59 @@ _TEMPLATES = "additional_chat_templates/*.jinja"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
-class Snapshot(NamedTuple):
-    """A model in the hub's cache."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A model in the hub's cache: its small files, and its weights if they were there already."""
 
+    name: str
     directory: Path
     commit: str
     from_cache: bool
     """Whether no network was needed."""
+    token: str | None = field(default=None, repr=False)
+    offline: bool = False
+    load_bin: bool = False
+
+    def fetch_weights(self) -> None:
+        """Fetch the weight files of this commit, and nothing else; what is there is used without a network call.
+
+        Raises:
+            ModelNotFoundError: they are not there, and there is no network or no access.
+            CheckpointError: the repository holds no weights that can be loaded; says what it does hold.
+        """
+        from huggingface_hub import constants
+
+        if _has_weights(self.directory, self.load_bin):
+            return
+        if self.offline or constants.HF_HUB_OFFLINE:
+            if _has_weights(self.directory, load_bin=True):
+                choose_files(self.directory)  # says that these are pickles, and how to load them
+            raise ModelNotFoundError(
+                f"offline, and the hub's cache holds {self.name} without its weights, or not all of them."
+                f"{_what_is_cached(self.name)}"
+            )
+        self._fetch(SAFETENSORS_INDEX, SAFETENSORS)
+        if self.load_bin and not _has_weights(self.directory, load_bin=False):
+            self._fetch(BIN_INDEX, BIN)
+        if not _has_weights(self.directory, self.load_bin):
+            raise CheckpointError(_what_it_holds(self.name, self.commit, self.token, self.directory))
+
+    def _fetch(self, index: str, single: str) -> None:
+        names = [single]
+        if (self.directory / index).is_file():
+            names = sorted(set(read_index(self.directory / index, Path(single).suffix).values()))
+        _download(self.name, self.commit, self.token, [glob.escape(name) for name in names], ignore=["*/*"])
 
 
 def fetch_model(
     name: str, *, revision: str | None = None, token: str | None = None, offline: bool = False, load_bin: bool = False
 ) -> Snapshot:
-    """The directory of a model of the hub. What is complete in the cache is used without a network call.
+    """A model of the hub without its weights: config, tokenizer, templates and index. Whether it can be served is seen
+    in these; `Snapshot.fetch_weights` gets the rest. What is complete in the cache is used without a network call.
 
     Args:
         name: ``"owner/model"`` or ``"model"``.
+        token: for the hub. Unset: the login saved on this machine.
         load_bin: take PyTorch ``.bin`` weights where there are no safetensors.
 
     Raises:
@@ -53,18 +92,20 @@ def fetch_model(
     if revision is not None and (not revision or ".." in revision or revision.startswith("/") or "\0" in revision):
         raise ConfigError(f"revision: {revision!r} is not a branch, tag or commit")
 
+    def snapshot(directory: Path, *, from_cache: bool) -> Snapshot:
+        return Snapshot(name, directory, directory.name, from_cache, token, offline, load_bin)
+
     cached = _cached(name, revision)
-    if cached is not None and _is_complete(cached, load_bin):
-        return Snapshot(cached, cached.name, True)
+    if cached is not None and _has_tokenizer(cached) and _has_weights(cached, load_bin):
+        return snapshot(cached, from_cache=True)
     try:
         if offline or constants.HF_HUB_OFFLINE:
-            raise ModelNotFoundError(_offline(name, revision, cached))
-        directory = _download(name, revision, token, load_bin)
+            raise ModelNotFoundError(_offline(name, revision))
+        return snapshot(_download_small(name, revision, token), from_cache=False)
     except FastgenError:
-        if cached is not None and _is_complete(cached, load_bin, tokenizer=False):
-            return Snapshot(cached, cached.name, True)
-        raise
-    return Snapshot(directory, directory.name, False)
+        if cached is None:
+            raise
+        return snapshot(cached, from_cache=True)
 
 
 def cached_models() -> list[str]:
@@ -76,21 +117,22 @@ def cached_models() -> list[str]:
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
+    """What the cache has of a model, if that has a config."""
     from huggingface_hub import snapshot_download
 
     try:
         found = snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=["config.json"])
     except OSError:  # among them LocalEntryNotFoundError
         return None
-    return Path(found)
+    return Path(found) if (Path(found) / "config.json").is_file() else None
 
 
-def _is_complete(directory: Path, load_bin: bool, *, tokenizer: bool = True) -> bool:
-    """Whether config, tokenizer and every weight file that the index names are there."""
-    if not (directory / "config.json").is_file():
-        return False
-    if tokenizer and not any((directory / file).is_file() for file in _TOKENIZER_FILES):
-        return False
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / file).is_file() for file in _TOKENIZER_FILES)
+
+
+def _has_weights(directory: Path, load_bin: bool) -> bool:
+    """Whether every weight file that the index names is there."""
     try:
         choose_files(directory, load_bin=load_bin)
     except CheckpointError:
@@ -98,32 +140,29 @@ def _is_complete(directory: Path, load_bin: bool, *, tokenizer: bool = True) -> 
     return True
 
 
-def _download(name: str, revision: str | None, token: str | None, load_bin: bool) -> Path:
-    def snapshot(allow: list[str], ignore: list[str] | None = None) -> Path:
-        from huggingface_hub import snapshot_download
+def _download_small(name: str, revision: str | None, token: str | None) -> Path:
+    directory = _download(name, revision, token, _SMALL_FILES, ignore=["*/*"])
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(_what_it_holds(name, revision, token, directory))
+    return _download(name, directory.name, token, [_TEMPLATES])  # of that commit, should another come in between
 
-        try:
-            return Path(
-                snapshot_download(
-                    name,
-                    revision=revision,
-                    token=token,
-                    allow_patterns=allow,
-                    ignore_patterns=ignore,
-                    tqdm_class=_progress_bar(),
-                )
+
+def _download(name: str, revision: str | None, token: str | None, allow: list[str], ignore: Any = None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                token=token,
+                allow_patterns=allow,
+                ignore_patterns=ignore,
+                tqdm_class=_progress_bar(),
             )
-        except Exception as error:
-            raise _translated(error, name, revision) from error
-
-    directory = snapshot(_SMALL_FILES, ignore=["*/*"])
-    if (directory / "config.json").is_file():
-        snapshot([*_weight_names(directory, SAFETENSORS_INDEX, SAFETENSORS), _TEMPLATES])
-        if load_bin and not _is_complete(directory, False, tokenizer=False):
-            snapshot(_weight_names(directory, BIN_INDEX, BIN))
-        if _is_complete(directory, load_bin, tokenizer=False):
-            return directory
-    raise CheckpointError(_what_it_holds(name, revision, token, directory))
+        )
+    except Exception as error:
+        raise _translated(error, name, revision) from error
 
 
 def _progress_bar() -> Any:
@@ -135,12 +174,6 @@ def _progress_bar() -> Any:
             super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
 
     return tqdm if sys.stderr.isatty() else Quiet
-
-
-def _weight_names(directory: Path, index: str, single: str) -> list[str]:
-    if (directory / index).is_file():
-        return sorted(set(read_index(directory / index, Path(single).suffix).values()))
-    return [single]
 
 
 def _what_it_holds(name: str, revision: str | None, token: str | None, directory: Path) -> str:
@@ -219,10 +252,9 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _offline(name: str, revision: str | None, cached: Path | None) -> str:
+def _offline(name: str, revision: str | None) -> str:
     at = f" at revision {revision!r}" if revision else ""
-    state = "is not complete in" if cached is not None else "is not in"
-    return f"offline, and {name}{at} {state} the hub's cache.{_what_is_cached(name)}"
+    return f"offline, and {name}{at} is not in the hub's cache.{_what_is_cached(name)}"
 
 
 def _what_is_cached(name: str) -> str:

@@ -165,6 +165,10 @@ def resolve(
 
 
 def _check_prompt(ids: Sequence[int], limits: Limits) -> None:
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+        raise InvalidRequestError(
+            f"prompt_token_ids must be a list of token ids, got {type(ids).__name__}", field="prompt_token_ids"
+        )
     count = len(ids)
     if count == 0:
         raise InvalidRequestError(

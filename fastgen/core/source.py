@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastgen.core.conversion import convert
-from fastgen.core.hub import fetch_model
+from fastgen.core.hub import Snapshot, fetch_model
 from fastgen.core.plugin import CheckpointFormatSpec, Registry
 from fastgen.core.plugin import registry as installed_plugins
 from fastgen.errors import ConfigError, ModelNotFoundError, PluginError, did_you_mean
@@ -19,7 +19,8 @@ _FILE_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json", ".onn
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model's directory in the Hugging Face layout.
+    """A model's directory in the Hugging Face layout. Whether the weights of a model of the hub are in it is known
+    after `fetch_weights` only: ask first whether the model can be served.
 
     ``name`` is what the user called it. ``origin`` says where the files come from: ``"directory"``, ``"cache"`` (the
     hub's, no network needed), ``"hub"``, ``"format gguf"``, ``"format gguf, converted before"``, ``"source s3"``.
@@ -30,6 +31,18 @@ class ModelFiles:
     name: str
     origin: str
     revision: str | None = None
+    snapshot: Snapshot | None = field(default=None, repr=False)
+    """For models of the hub: what was fetched, and what is to be."""
+
+    def fetch_weights(self) -> None:
+        """Fetch the weight files of a model of the hub, unless they are here. Other models are whole already.
+
+        Raises:
+            ModelNotFoundError: they are not here, and there is no network or no access.
+            CheckpointError: the model has no weights that can be loaded; says what it has.
+        """
+        if self.snapshot is not None:
+            self.snapshot.fetch_weights()
 
 
 def resolve(
@@ -41,7 +54,8 @@ def resolve(
     load_bin: bool = False,
     registry: Registry | None = None,
 ) -> ModelFiles:
-    """Find a model's files, fetching or converting them if need be.
+    """Find a model's files, fetching or converting them if need be; the weights of a model of the hub are left to
+    `ModelFiles.fetch_weights`.
 
     What exists on this machine goes before a name on the hub: a directory in the Hugging Face layout, or a file of a
     format that a plugin converts. ``prefix://`` names go to the plugin of that source.
@@ -49,7 +63,8 @@ def resolve(
     Args:
         model: a directory, a file, or a name on the hub.
         revision: branch, tag or commit; for names only.
-        token: for the hub. Unset: the one saved on this machine.
+        token: for the hub, or the source that the name's prefix stands for. Unset: the hub's own client uses the login
+            saved on this machine, for the hub alone; a plugin's source is never given it.
         offline: make no network call.
         load_bin: accept PyTorch ``.bin`` weights.
         registry: whose formats and sources to use. Unset: the installed plugins.
@@ -83,7 +98,7 @@ def resolve(
     if isinstance(model, Path) or _reads_as_path(name, registry):
         raise ModelNotFoundError(f"there is no file or directory {name}.{_near(path)}")
     found = fetch_model(name, revision=revision, token=token, offline=offline, load_bin=load_bin)
-    return ModelFiles(found.directory, name, "cache" if found.from_cache else "hub", found.commit)
+    return ModelFiles(found.directory, name, "cache" if found.from_cache else "hub", found.commit, found)
 
 
 def _exists(path: Path) -> bool:

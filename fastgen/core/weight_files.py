@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fastgen.core.json_file import read_json_object
 from fastgen.errors import CheckpointError
 
 __all__ = ["BIN", "BIN_INDEX", "SAFETENSORS", "SAFETENSORS_INDEX", "WeightFiles", "choose_files", "read_index"]
@@ -75,15 +75,7 @@ def read_index(path: Path, suffix: str) -> dict[str, str]:
     Raises:
         CheckpointError: it cannot be read or is not a valid index.
     """
-    try:
-        if path.stat().st_size > _MAX_INDEX_BYTES:
-            raise CheckpointError(f"{path} has {path.stat().st_size} bytes, too many for an index")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
-    file_of = content.get("weight_map") if isinstance(content, dict) else None
+    file_of = read_json_object(path, max_bytes=_MAX_INDEX_BYTES, error=CheckpointError).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
         raise CheckpointError(f"{path} has no weight_map that names the file of each tensor")
     for tensor, name in file_of.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-__all__ = ["LLAMA_WEIGHTS", "Destination", "Transform", "WeightMap"]
+__all__ = ["DECODER_WEIGHTS", "Destination", "Transform", "WeightMap"]
 
 Transform = Callable[[Any, Any], Mapping[str, Any]]
 """``(tensor, config) -> {slot: tensor}``: takes a checkpoint tensor apart. Also run on tensors without data (torch's
@@ -99,7 +99,7 @@ class WeightMap:
         return max(candidates, key=lambda renamed: sum(self.find(n) is not None for n in renamed.values()))
 
 
-LLAMA_WEIGHTS = WeightMap(
+DECODER_WEIGHTS = WeightMap(
     {
         "model.embed_tokens": "embed.tokens",
         "model.norm": "norm",
@@ -123,4 +123,4 @@ LLAMA_WEIGHTS = WeightMap(
         "": "model.",
     },
 )
-"""Names as transformers' Llama writes them, which most families since have kept. Derive yours with ``.but({...})``."""
+"""The names most families in transformers write. Derive yours with ``.but({...})``."""

@@ -73,13 +73,22 @@ class KernelTable:
         device: ``"cpu"``, ``"cuda"``, ...
         dtype: the model's dtype, ``"float32"``, ...
         implementations: in any order; names are unique per operation.
+        broken: ``(operation, name, reason)`` of others that cannot even be loaded; never chosen, and listed with the
+            rejected.
 
     Raises:
         PluginError: an implementation of an unknown operation, or two of one name.
     """
 
-    def __init__(self, device: str, dtype: str, implementations: Iterable[Implementation]) -> None:
+    def __init__(
+        self,
+        device: str,
+        dtype: str,
+        implementations: Iterable[Implementation],
+        broken: Iterable[tuple[str, str, str]] = (),
+    ) -> None:
         self.device, self.dtype = device, dtype
+        self._broken = tuple(broken)
         self.choices: list[Choice] = []
         self._known: dict[str, dict[str, Implementation]] = {name: {} for name in OPERATIONS}
         self._shared: dict[Callable[..., Any], Any] = {}
@@ -102,9 +111,9 @@ class KernelTable:
         need = Need(operation, self.device, self.dtype, sizes)
         by_rank = sorted(self._known[operation].values(), key=lambda one: (-one.rank, one.name))
         winner: Implementation | None = None
-        rejected: list[tuple[str, str]] = []
+        rejected = [(name, reason) for broken, name, reason in self._broken if broken == operation]
         for one in by_rank:
-            reason = one.supports(need)
+            reason = _reason_against(one, need)
             if reason is None and winner is None:
                 winner = one
             else:
@@ -122,3 +131,10 @@ class KernelTable:
         if factory not in self._shared:
             self._shared[factory] = factory()
         return self._shared[factory]
+
+
+def _reason_against(one: Implementation, need: Need) -> str | None:
+    try:
+        return one.supports(need)
+    except Exception as error:  # a plugin's own: it must not cost others their model
+        return f"broken: {type(error).__name__}: {error}"

@@ -41,4 +41,4 @@ def build(c: LlamaConfig) -> fg.Decoder:
 
 @fg.hookimpl
 def fastgen_models() -> list[fg.ModelSpec]:
-    return [fg.ModelSpec(("LlamaForCausalLM",), LlamaConfig, build, fg.LLAMA_WEIGHTS, description="Llama 1 to 3.x")]
+    return [fg.ModelSpec(("LlamaForCausalLM",), LlamaConfig, build, fg.DECODER_WEIGHTS, description="Llama 1 to 3.x")]

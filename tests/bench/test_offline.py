@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -104,6 +105,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log: list[str] = []
     quick = type("Quick", (Turn,), {"name": "fastgen", "log": log, "wall": 1.0})
     slow = type("Slow", (Turn,), {"name": "transformers", "log": log, "wall": 3.0})
+    monkeypatch.setattr(offline, "gc", SimpleNamespace(collect=int))
     monkeypatch.setattr(offline, "ENGINES", {"fastgen": quick, "transformers": slow})
     return log
 

@@ -56,6 +56,19 @@ def test_cache_memory(directory):
         sketch(directory, num_blocks=None, cache_memory="100")
     with pytest.raises(ConfigError, match="999GiB is more than"):
         sketch(directory, num_blocks=None, cache_memory="999GiB")
+    with pytest.raises(ConfigError, match=r"num_blocks: 10\d+ blocks take .* room for \d+ blocks"):
+        sketch(directory, num_blocks=10**12)
+
+
+def test_the_weights_are_taken_off_what_is_free(directory, monkeypatch):
+    from fastgen.core.runtime import kv_cache
+
+    drawn = sketch(directory)
+    monkeypatch.setattr(kv_cache, "available_memory", lambda _: drawn.weight_bytes + 10 * drawn.cache.bytes_per_block)
+    cache = sketch(directory, num_blocks=None, cache_memory=0.5, max_sequences=1000).cache
+    assert cache.num_blocks == 5
+    with pytest.raises(ConfigError, match="room for 10 blocks"):
+        sketch(directory, num_blocks=11)
 
 
 @pytest.mark.parametrize(

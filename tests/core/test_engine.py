@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from fastgen import api as fg
 from fastgen.core.engine import Engine
-from fastgen.errors import EngineClosedError, InvalidRequestError
+from fastgen.errors import EngineClosedError, InvalidRequestError, PluginError
 from fastgen.testing.checkpoints import tiny_llama
 from fastgen.types import SamplingParams, StepOutput
 
@@ -295,6 +295,8 @@ def test_a_failing_pass_ends_its_sequences_and_not_the_engine(directory, referen
     ("ids", "options", "message"),
     [
         ([], {}, "empty"),
+        (None, {}, "list of token ids"),
+        ("abc", {}, "list of token ids"),
         ([1] * 600, {}, "512"),
         ([1, -1], {}, "-1"),
         ([1, 64], {}, "64"),
@@ -330,3 +332,91 @@ def test_closed(directory):
         engine.add([5])
     with pytest.raises(EngineClosedError):
         engine.step()
+    with pytest.raises(EngineClosedError):
+        engine.stats()
+    engine.abort("r0")
+    assert not engine.has_work
+
+
+class RivalProcessors:
+    """Forces one token id."""
+
+    def __init__(self, token: int, **spec) -> None:
+        self.token, self.spec = token, spec
+
+    @fg.hookimpl
+    def fastgen_logits_processors(self):
+        return [fg.LogitsProcessorSpec("force", self.factory, **self.spec)]
+
+    def factory(self, options, *, vocab_size, prompt_token_ids):
+        def process(output_ids, logits):
+            logits[self.token] = 1e4
+            return logits
+
+        return process
+
+
+def forced(directory) -> list[int]:
+    engine = load(directory)
+    engine.add(prompt(5), SamplingParams(max_new_tokens=2, logits_processors={"force": {}}, **GREEDY))
+    return token_ids(drain(engine)["r0"])
+
+
+def test_f1_two_plugins_with_one_processor(directory):
+    with fg.registered(RivalProcessors(5), name="aaa"):
+        assert forced(directory) == [5, 5]
+        with fg.registered(RivalProcessors(6), name="bbb"), pytest.raises(PluginError, match=r"(?s)aaa.*bbb"):
+            forced(directory)
+    with (
+        fg.registered(RivalProcessors(5, overrides=("bbb",)), name="aaa"),
+        fg.registered(RivalProcessors(6), name="bbb"),
+    ):
+        assert forced(directory) == [5, 5]
+
+
+def test_an_unknown_processor_is_told_from_those_installed(directory):
+    with (
+        fg.registered(RivalProcessors(5), name="aaa"),
+        pytest.raises(InvalidRequestError, match="Did you mean 'force'"),
+    ):
+        load(directory).add([5], SamplingParams(logits_processors={"forse": {}}))
+
+
+def test_refused_requests_do_not_move_the_seeds_of_others(directory):
+    def sample(refused: int) -> list[int]:
+        engine = load(directory, seed=3)
+        for _ in range(refused):
+            with pytest.raises(InvalidRequestError):
+                engine.add([5], SamplingParams(temperature=1.0, logits_processors={"nobody": {}}))
+        engine.add(prompt(9), SamplingParams(temperature=1.0, max_new_tokens=16, ignore_eos=True))
+        return token_ids(drain(engine)["r0"])
+
+    assert sample(0) == sample(2)
+
+
+def test_stop_strings_are_not_ignored_silently(directory):
+    engine = load(directory)
+    with pytest.raises(InvalidRequestError, match="stop_token_ids"):
+        engine.add([5], SamplingParams(stop=["x"]))
+    engine.add([5], SamplingParams(stop=["x"], max_new_tokens=1), text=True)
+
+
+class BrokenKernels:
+    @fg.hookimpl
+    def fastgen_kernels(self):
+        def supports(need):
+            raise KeyError("sizes")
+
+        picky = fg.Implementation("linear", "picky", print, supports)
+        return [fg.KernelSpec("linear", "gone", "no_such_triton_module:impl"), fg.KernelSpec("linear", "picky", picky)]
+
+
+def test_broken_kernel_plugins_cost_nobody_a_model(directory, caplog):
+    with fg.registered(BrokenKernels(), name="broken"):
+        engine = load(directory)
+        engine.add([5], SamplingParams(max_new_tokens=1, **GREEDY))
+        assert len(token_ids(drain(engine)["r0"])) == 1
+    rejected = dict(next(c for c in engine.blueprint.kernels.choices if c.need.operation == "linear").rejected)
+    assert "no_such_triton_module" in rejected["gone"]
+    assert "KeyError" in rejected["picky"]
+    assert "kernel gone for linear is left out" in caplog.text

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from fastgen.core.weight_map import LLAMA_WEIGHTS, Destination, WeightMap
+from fastgen.core.weight_map import DECODER_WEIGHTS, Destination, WeightMap
 from fastgen.errors import CheckpointError
 from fastgen.testing.checkpoints import tiny_llama
 from fastgen.testing.driver import HandDriver, load_decoder
@@ -42,7 +42,7 @@ def rewrite(directory: Path, change) -> None:
 
 
 def test_find():
-    find = LLAMA_WEIGHTS.find
+    find = DECODER_WEIGHTS.find
     assert find("model.layers.11.self_attn.k_proj.bias") == Destination("blocks.11.attn.qkv", "k", "bias")
     assert find("model.norm.weight") == Destination("norm", "", "weight")
     assert find("xmodel.norm.weight") is None
@@ -51,12 +51,12 @@ def test_find():
 
 
 def test_but():
-    derived = LLAMA_WEIGHTS.but({"model.norm": None, "model.final": "norm"}, ignore=["*.junk"])
+    derived = DECODER_WEIGHTS.but({"model.norm": None, "model.final": "norm"}, ignore=["*.junk"])
     assert derived.find("model.norm.weight") is None
     assert derived.find("model.final.weight") == Destination("norm", "", "weight")
     assert derived.ignores("a.b.junk")
-    assert not LLAMA_WEIGHTS.ignores("a.b.junk")
-    assert LLAMA_WEIGHTS.find("model.norm.weight") is not None
+    assert not DECODER_WEIGHTS.ignores("a.b.junk")
+    assert DECODER_WEIGHTS.find("model.norm.weight") is not None
 
 
 def test_a_rule_keeps_its_numbers():
@@ -168,7 +168,7 @@ def test_fused_transform(tmp_path):
         q, k, v = tensor.split([config.head_dim * config.num_attention_heads, width, width])
         return {"q": q, "k": k, "v": v}
 
-    weights = fg.LLAMA_WEIGHTS.but({"model.layers.*.self_attn.qkv": ("blocks.*.attn.qkv", split)})
+    weights = fg.DECODER_WEIGHTS.but({"model.layers.*.self_attn.qkv": ("blocks.*.attn.qkv", split)})
 
     class Fused:
         @fg.hookimpl

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from fastgen.config import EngineConfig, parse_bytes
 from fastgen.core.containers import Decoder
+from fastgen.core.memory import available_memory
 from fastgen.errors import ConfigError
 from fastgen.kernels.paging import LayerCache
 
@@ -35,19 +35,34 @@ class CachePlan:
 
 
 def plan_cache(
-    model: Decoder, config: EngineConfig, dtype: torch.dtype, device: torch.device, max_model_len: int
+    model: Decoder,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    max_model_len: int,
+    weight_bytes: int,
 ) -> CachePlan:
     """Blocks for this model under these options.
 
+    Args:
+        weight_bytes: of the memory that is free now, this much the weights will take.
+
     Raises:
-        ConfigError: not even one block fits in the memory allowed.
+        ConfigError: not even one block fits in the memory allowed, or more was asked for than there is.
     """
     size = config.block_size
     per_token = sum(a.kernel.bytes_per_token(a.cache_spec, dtype) for a in model.attentions())
     per_block = per_token * size
+    free = max(0, available_memory(device) - weight_bytes)
     if config.num_blocks is not None:
+        if config.num_blocks * per_block > free:
+            raise ConfigError(
+                f"num_blocks: {config.num_blocks} blocks take {_gib(config.num_blocks * per_block)}, and beside the "
+                f"weights {_gib(free)} are free: room for {free // per_block} blocks"
+            )
         return CachePlan(config.num_blocks, size, per_block, "num_blocks as asked")
-    allowed, reason = _allowed_bytes(config, device)
+    allowed, reason = _allowed_bytes(config.cache_memory, free, device)
     most = config.max_sequences * -(-max_model_len // size)
     blocks = allowed // per_block
     if blocks < 1:
@@ -60,29 +75,19 @@ def plan_cache(
     return CachePlan(blocks, size, per_block, reason)
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes free on a device; on a CPU within the limit of the control group, if there is one."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = psutil.virtual_memory().available
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            free = min(free, max(0, int(limit.read()) - int(used.read())))
-    except (OSError, ValueError):  # no control group, or no limit ("max")
-        pass
-    return free
-
-
-def _allowed_bytes(config: EngineConfig, device: torch.device) -> tuple[int, str]:
-    memory, free = config.cache_memory, free_memory(device)
+def _allowed_bytes(memory: float | str | None, free: int, device: torch.device) -> tuple[int, str]:
     if isinstance(memory, str):
         asked = parse_bytes(memory)
         if asked > free:
-            raise ConfigError(f"cache_memory: {memory} is more than the {free / 2**30:.1f} GiB that are free")
+            raise ConfigError(f"cache_memory: {memory} is more than the {_gib(free)} that are free beside the weights")
         return asked, f"cache_memory {memory}"
     if memory is None:
         memory = 0.4 if device.type == "cpu" else 0.9
-    return int(free * memory), f"{memory:g} of the {free / 2**30:.1f} GiB free"
+    return int(free * memory), f"{memory:g} of the {_gib(free)} free beside the weights"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
 
 
 class KVCache:

@@ -65,8 +65,8 @@ def build(config: FooConfig) -> Any:
 
 
 def test_model_loads_objects_as_they_are() -> None:
-    loaded = fg.ModelSpec(("A",), FooConfig, build, fg.LLAMA_WEIGHTS).load()
-    assert loaded == (FooConfig, build, fg.LLAMA_WEIGHTS)
+    loaded = fg.ModelSpec(("A",), FooConfig, build, fg.DECODER_WEIGHTS).load()
+    assert loaded == (FooConfig, build, fg.DECODER_WEIGHTS)
 
 
 HEAVY = """
@@ -80,7 +80,7 @@ HEAVY = """
         def build(config):
             return config
 
-    WEIGHTS = fg.LLAMA_WEIGHTS.but({"model.norm": "norm"})
+    WEIGHTS = fg.DECODER_WEIGHTS.but({"model.norm": "norm"})
 """
 
 
