@@ -50,8 +50,8 @@ class EngineConfig(BaseModel):
     num_blocks: int | None = Field(default=None, ge=1, description="Blocks in the KV cache; instead of cache_memory.")
     cache_memory: int | float | str | None = Field(
         default=None,
-        description="Memory for the KV cache: a fraction of what is free beside the weights (0.5), or a size (2GiB, or a "
-        "number of bytes). Unset: 0.4 of it on a CPU, 0.9 on a GPU, and never more than max_sequences full-length "
+        description="Memory for the KV cache: a fraction of what is free beside the weights (0.5), or a size (2GiB, "
+        "or a number of bytes). Unset: 0.4 of it on a CPU, 0.9 on a GPU, and never more than max_sequences full-length "
         "sequences can use.",
     )
     prefix_caching: bool = Field(default=True, description="Reuse the computed blocks of shared prompt beginnings.")

@@ -22,8 +22,8 @@ __all__ = ["explain"]
 @engine_options
 def explain(model: str, as_json: bool, config: EngineConfig) -> None:
     """Show how MODEL (a Hugging Face name, a directory or a file) would be served: its files, plugin and geometry, the
-    memory for weights and cache, and the kernel chosen for each operation. Weights are fetched if they are not here, and
-    not read."""
+    memory for weights and cache, and the kernel chosen for each operation. Weights are fetched if they are not here,
+    and not read."""
     from fastgen.core.blueprint import draw
 
     facts = describe(draw(model, config))
@@ -47,6 +47,8 @@ def explain(model: str, as_json: bool, config: EngineConfig) -> None:
 
 def describe(drawn: Blueprint) -> dict[str, Any]:
     """What there is to say, as plain values."""
+    from fastgen.core.request import model_defaults
+
     config, cache, plugin = drawn.model_config, drawn.cache, drawn.registry.record(drawn.spec.plugin)
     facts: dict[str, Any] = {
         "model": {
@@ -86,6 +88,8 @@ def describe(drawn: Blueprint) -> dict[str, Any]:
             for choice in drawn.kernels.choices
         ],
     }
+    if defaults := model_defaults(drawn.generation_config):
+        facts["sampling defaults (generation_config.json)"] = defaults
     if drawn.warnings:
         facts["warnings"] = drawn.warnings
     return facts

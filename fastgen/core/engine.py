@@ -18,7 +18,7 @@ from fastgen.core.blueprint import Blueprint, draw
 from fastgen.core.loading import load_model
 from fastgen.core.policy import Outcome, Scheduler, Sequence
 from fastgen.core.processors import PluginProcessors
-from fastgen.core.request import Limits, Sampling, resolve
+from fastgen.core.request import Limits, Sampling, model_defaults, resolve
 from fastgen.core.runtime.choice import Choice, choice_of
 from fastgen.core.runtime.kv_cache import KVCache
 from fastgen.core.runtime.ragged import RaggedBatchBuilder
@@ -146,6 +146,8 @@ class Engine:
         if progress:
             print(f"{told} ({cache.reason})", file=sys.stderr)
         logger.info("%s (%s)", told, cache.reason)
+        if defaults := model_defaults(blueprint.generation_config):
+            logger.info("requests that leave these open take them from generation_config.json: %s", defaults)
         return engine
 
     # ---- requests --------------------------------------------------------------------------------------------------

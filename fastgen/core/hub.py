@@ -61,7 +61,7 @@ class Snapshot:
         names = [single]
         if (self.directory / index).is_file():
             names = sorted(set(read_index(self.directory / index, Path(single).suffix).values()))
-        _download(self.name, self.commit, self.token, [glob.escape(name) for name in names], ignore=["*/*"])
+        _download(self.name, self.commit, self.token, [glob.escape(name) for name in names])
 
 
 def fetch_model(

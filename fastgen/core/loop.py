@@ -5,25 +5,27 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import queue
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 from fastgen.core.collector import Collector
 from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError
 from fastgen.text import Tokenizer
 from fastgen.types import Chunk, SamplingParams, StepOutput, TokenLogprob
 
-__all__ = ["EngineLike", "EngineLoop", "Sink", "Submission", "in_batch"]
+__all__ = ["CallerGone", "EngineLike", "EngineLoop", "Sink", "Submission", "in_batch"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+Command: TypeAlias = tuple[Callable[[], Any], Future[Any]]
 
 EXIT_SECONDS = 10.0
 """How long a leaving interpreter waits for the step in flight of a loop nobody closed."""
@@ -44,6 +46,7 @@ class EngineLike(Protocol):
         *,
         request_id: str | None = None,
         chat: bool = False,
+        text: bool = False,
     ) -> str: ...
 
     def step(self) -> list[StepOutput]: ...
@@ -53,10 +56,15 @@ class EngineLike(Protocol):
     def close(self) -> None: ...
 
 
+class CallerGone(Exception):
+    """Raised by a sink: nobody is left to hear of its request. The request ends; nothing went wrong."""
+
+
 class Sink(Protocol):
     """Where one request's events go. Called in the loop's thread: must be quick and must not wait.
 
-    Exactly one last event comes: a chunk with ``usage``, or ``fail``. Nothing comes for a request that was refused.
+    Exactly one last event comes: a chunk with ``usage``, or ``fail``. Nothing comes for a request that was refused, and
+    nothing more after ``CallerGone``.
     """
 
     def prompt_logprobs(self, entries: list[TokenLogprob | None]) -> None:
@@ -95,8 +103,9 @@ class EngineLoop:
     def __init__(self, engine: EngineLike) -> None:
         self._engine = engine
         self._ids = itertools.count()
-        self._wake = threading.Condition()  # on an RLock: a finaliser may call abort() wherever this thread is
-        self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()  # guarded by _wake, like the next two
+        # No lock anywhere: a finaliser may call abort() and stop() in the middle of any line, the loop's own too, where
+        # a lock would be held by its own thread. SimpleQueue's put is made for that, and wakes a get about to sleep.
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None only wakes
         self._stopping = False
         self._end: EngineClosedError | None = None  # why nothing is taken any more
         self._requests: dict[str, _Running] = {}  # the loop's thread only
@@ -121,12 +130,12 @@ class EngineLoop:
         Raises:
             EngineClosedError: the loop was closed, or died; says of what.
         """
+        if self.closed:
+            raise EngineClosedError(str(self._end or "the engine was closed")) from self._end
         future: Future[T] = Future()
-        with self._wake:
-            if self.closed:
-                raise EngineClosedError(str(self._end or "the engine was closed")) from self._end
-            self._commands.append((function, future))
-            self._wake.notify()
+        self._commands.put((function, future))
+        if self._end is not None:  # set before the loop looked for commands the last time, which may have been just now
+            self._refuse_commands(self._end)
         return future
 
     def submit(self, submissions: Sequence[Submission]) -> Future[None]:
@@ -146,9 +155,8 @@ class EngineLoop:
 
     def stop(self) -> None:
         """Ask the loop to end after the step in flight, and do not wait."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._stopping = True
+        self._commands.put(None)
 
     def close(self, timeout: float | None = None) -> None:
         """End the loop and wait for that, at most ``timeout`` seconds. Requests in flight fail with
@@ -162,39 +170,44 @@ class EngineLoop:
     def _main(self) -> None:
         end = EngineClosedError("the engine was closed before the request ended")
         try:
-            while (commands := self._next_commands()) is not None:
-                for function, future in commands:
-                    _carry_out(function, future)
-                if self._engine.has_work:
-                    self._deliver(self._engine.step())
-                elif self._requests:
-                    raise RuntimeError(f"the engine forgot {len(self._requests)} requests")
+            self._serve()
         except BaseException as error:
             logger.exception("the engine stopped; every request in flight fails")
-            end = EngineClosedError(f"the engine stopped on an unexpected error: {type(error).__name__}: {error}")
+            end = EngineClosedError(f"the engine stopped on an unexpected error: {describe_error(error)}")
             end.__cause__ = error
-        self._finish(end)
+        finally:
+            self._finish(end)
 
-    def _next_commands(self) -> list[tuple[Callable[[], Any], Future[Any]]] | None:
-        """What to do before the next step; sleeps until there is something to do. ``None``: the end."""
-        with self._wake:
-            while not (self._commands or self._stopping or self._engine.has_work or self._requests):
-                self._wake.wait()
+    def _serve(self) -> None:
+        while not self._stopping:
+            self._carry_out_commands()
             if self._stopping:
-                return None
-            commands = list(self._commands)
-            self._commands.clear()
-            return commands
+                return
+            if self._engine.has_work:
+                self._deliver(self._engine.step())
+            elif self._requests:
+                raise RuntimeError(f"the engine forgot {len(self._requests)} requests")
+
+    def _carry_out_commands(self) -> None:
+        """What was asked for before now, so that no flood of commands keeps a step from coming. Sleeps while there is
+        nothing to do at all. A command is taken out only when its turn comes: whatever happens, the others are there
+        for ``_finish`` to refuse."""
+        if not (self._engine.has_work or self._requests):
+            _carry_out(self._commands.get())
+        for _ in range(self._commands.qsize()):
+            if self._stopping:
+                return
+            _carry_out(self._commands.get())
 
     def _accept(self, submissions: Sequence[Submission]) -> None:
         accepted: list[str] = []
         try:
             for new in submissions:
                 collector = Collector(new.request_id, new.prompt_token_ids, new.params, self._engine.tokenizer)
-                self._engine.add(new.prompt_token_ids, new.params, request_id=new.request_id, chat=new.chat)
+                self._engine.add(new.prompt_token_ids, new.params, request_id=new.request_id, chat=new.chat, text=True)
                 accepted.append(new.request_id)
                 self._requests[new.request_id] = _Running(collector, new.sink)
-        except Exception as error:
+        except BaseException as error:
             for request_id in accepted:  # no step has run since: nothing has come of them
                 del self._requests[request_id]
                 self._engine.abort(request_id)
@@ -212,7 +225,10 @@ class EngineLoop:
             if running is not None:
                 try:
                     self._pass_on(running, output)
-                except Exception as error:  # its detokenizer, or its caller's event loop: nobody else's business
+                except CallerGone as gone:
+                    logger.debug("request %s ends, its caller is gone: %s", output.request_id, gone)
+                    self._forget(output.request_id)
+                except (Exception, SystemExit) as error:  # its detokenizer, or its sink: nobody else's business
                     self._drop(output.request_id, running, error)
 
     def _pass_on(self, running: _Running, output: StepOutput) -> None:
@@ -228,34 +244,38 @@ class EngineLoop:
             del self._requests[output.request_id]
         sink.chunk(chunk)
 
-    def _drop(self, request_id: str, running: _Running, error: Exception) -> None:
-        logger.warning("request %s failed: %s: %s", request_id, type(error).__name__, error)
+    def _forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
         self._engine.abort(request_id)
+
+    def _drop(self, request_id: str, running: _Running, error: BaseException) -> None:
+        logger.warning("request %s failed: %s", request_id, describe_error(error))
+        self._forget(request_id)
         try:
-            for chunk in running.collector.fail(f"{type(error).__name__}: {error}"):
+            for chunk in running.collector.fail(describe_error(error)):
                 running.sink.chunk(chunk)
-        except Exception:
+        except (Exception, SystemExit):
             logger.debug("the caller of request %s cannot be reached", request_id, exc_info=True)
 
     def _finish(self, end: EngineClosedError) -> None:
-        with self._wake:
-            self._end = end
-            commands = list(self._commands)
-            self._commands.clear()
-        for _, future in commands:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(end)
+        self._end = end
+        self._refuse_commands(end)
         running, self._requests = self._requests, {}
         for request_id, one in running.items():
             try:
                 one.sink.fail(end)
-            except Exception:
+            except BaseException:  # the others must hear of it
                 logger.debug("the caller of request %s cannot be reached", request_id, exc_info=True)
         try:
             self._engine.close()
-        except Exception:
+        except BaseException:
             logger.exception("the engine did not close cleanly")
+
+    def _refuse_commands(self, end: EngineClosedError) -> None:
+        """In any thread: each command is taken out by one alone."""
+        with suppress(queue.Empty):
+            while True:
+                _carry_out(self._commands.get_nowait(), instead=end)
 
 
 def in_batch(error: InvalidRequestError, index: int, count: int) -> InvalidRequestError:
@@ -263,15 +283,25 @@ def in_batch(error: InvalidRequestError, index: int, count: int) -> InvalidReque
     return InvalidRequestError(f"prompt {index} of {count} (the first is 0): {error}", field=error.field)
 
 
-def _carry_out(function: Callable[[], Any], future: Future[Any]) -> None:
+def _carry_out(command: Command | None, instead: EngineClosedError | None = None) -> None:
+    """Settle a command's future, by what it does or with the error given ``instead``."""
+    if command is None:
+        return
+    function, future = command
     if not future.set_running_or_notify_cancel():
         return
     try:
-        result = function()
-    except Exception as error:
+        result = function() if instead is None else _refuse(instead)
+    except BaseException as error:
         future.set_exception(error)
+        if not isinstance(error, Exception | SystemExit):
+            raise
     else:
         future.set_result(result)
+
+
+def _refuse(end: EngineClosedError) -> NoReturn:
+    raise EngineClosedError(str(end)) from end
 
 
 _live: weakref.WeakSet[EngineLoop] = weakref.WeakSet()

@@ -20,6 +20,7 @@ __all__ = [
     "GREEDY_BELOW",
     "Limits",
     "Sampling",
+    "model_defaults",
     "resolve",
 ]
 
@@ -293,3 +294,18 @@ def _default_length(model: ModelDefaults, prompt: int, room: int, *, chat: bool)
         model.use("max_length")
         return int(total) - prompt
     return room if chat else DEFAULT_MAX_NEW_TOKENS
+
+
+def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request that leaves everything open takes from the model's ``generation_config.json``."""
+    most = 2**31
+    sampling = resolve(
+        SamplingParams(),
+        [0],
+        generation_config=generation_config,
+        eos_ids=frozenset(),
+        limits=Limits(max_model_len=most, vocab_rows=most, valid_ids=most, cache_tokens=most),
+        chat=False,
+        seeds=random.Random(0),
+    )
+    return {key: generation_config[key] for key in sampling.from_model if key in generation_config}

@@ -36,6 +36,14 @@ def test_json(directory):
     assert {kernel["operation"] for kernel in facts["kernels"]} >= {"linear", "paged_attention", "rotary"}
 
 
+def test_a19_the_models_own_defaults_are_reported(tmp_path):
+    directory = tiny_llama(tmp_path, tokenizer=False)
+    assert "sampling defaults" not in explain(str(directory)).stdout
+    (directory / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "eos_token_id": [2, 5]}')
+    facts = json.loads(explain(str(directory), "--json").stdout)
+    assert facts["sampling defaults (generation_config.json)"]["temperature"] == 0.6
+
+
 def test_it_reads_no_weights(directory, monkeypatch):
     from fastgen.core.checkpoint import Checkpoint
 

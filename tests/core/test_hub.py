@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from fastgen.config import EngineConfig
 from fastgen.core import hub
-from fastgen.core.source import resolve
-from fastgen.errors import CheckpointError, ConfigError, FastgenError, ModelNotFoundError
+from fastgen.core.blueprint import draw
+from fastgen.core.source import ModelFiles, resolve
+from fastgen.errors import CheckpointError, ConfigError, FastgenError, ModelNotFoundError, UnsupportedModelError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SMALL = {
@@ -108,9 +110,15 @@ def model(fake_hub: FakeHub) -> FakeHub:
     return fake_hub
 
 
+def whole(name: str = "o/m", **options: Any) -> ModelFiles:
+    files = resolve(name, **options)
+    files.fetch_weights()
+    return files
+
+
 def refused(match: str, error: type[FastgenError] = ModelNotFoundError, name: str = "o/m", **options: Any) -> None:
     with pytest.raises(error, match=match) as caught:
-        resolve(name, **options)
+        whole(name, **options)
     assert "\n" not in str(caught.value)
 
 
@@ -118,10 +126,56 @@ def refused(match: str, error: type[FastgenError] = ModelNotFoundError, name: st
 
 
 def test_fetches_what_is_needed_and_no_more(model: FakeHub) -> None:
-    files = resolve("o/m")
+    files = whole()
     assert (files.name, files.origin, files.revision) == ("o/m", "hub", COMMIT)
     assert model.sent() == {"config.json", "tokenizer.json", "generation_config.json", "model.safetensors"}
     assert (files.directory / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_the_weights_come_when_asked_for(model: FakeHub) -> None:
+    files = resolve("o/m")
+    assert model.sent() == {"config.json", "tokenizer.json", "generation_config.json"}
+    model.requests.clear()
+    files.fetch_weights()
+    assert model.sent() == {"model.safetensors"}
+    model.requests.clear()
+    files.fetch_weights()
+    assert model.requests == []
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"architectures": ["NoSuchForCausalLM"]}, UnsupportedModelError),
+        ({}, UnsupportedModelError),
+        ({"architectures": ["LlamaForCausalLM"], "vocab_size": "many"}, ConfigError),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_not_downloaded(
+    model: FakeHub, config: dict[str, Any], error: type[FastgenError]
+) -> None:
+    model.repositories["o/m"]["config.json"] = json.dumps(config).encode()
+    with pytest.raises(error):
+        draw("o/m", EngineConfig())
+    assert model.sent() == {"config.json", "tokenizer.json", "generation_config.json"}
+
+
+def test_weights_are_those_of_the_config(model: FakeHub) -> None:
+    """The branch may move between the two: the commit is asked for, not the branch."""
+    files = resolve("o/m", revision="v1")
+    model.requests.clear()
+    files.fetch_weights()
+    assert model.sent() == {"model.safetensors"}
+    assert all("v1" not in line for line in model.requests)
+    assert any(f"/revision/{COMMIT}" in line for line in model.requests)
+
+
+def test_names_in_an_index_are_no_patterns(fake_hub: FakeHub) -> None:
+    index = {"weight_map": {"a": "*.safetensors", "b": "m[12].safetensors"}}
+    others = dict.fromkeys(["consolidated.safetensors", "m1.safetensors", "fp32/m.safetensors"], b"large")
+    fake_hub.repositories["o/m"] = {**SMALL, "model.safetensors.index.json": json.dumps(index).encode(), **others}
+    refused("lacks files", CheckpointError)
+    assert not any(name.endswith(".safetensors") for name in fake_hub.sent())
 
 
 def test_fetches_the_files_of_the_index(fake_hub: FakeHub) -> None:
@@ -129,7 +183,7 @@ def test_fetches_the_files_of_the_index(fake_hub: FakeHub) -> None:
     index = {"model.safetensors.index.json": json.dumps(INDEX).encode()}
     stray = {"consolidated.safetensors": b"twice as much"}
     fake_hub.repositories["o/m"] = {**SMALL, **index, **shards, **stray}
-    directory = resolve("o/m").directory
+    directory = whole().directory
     assert all((directory / name).read_bytes() == content for name, content in shards.items())
     assert "consolidated.safetensors" not in fake_hub.sent()
 
@@ -138,11 +192,11 @@ def test_bin_weights_only_by_flag(fake_hub: FakeHub) -> None:
     fake_hub.repositories["o/m"] = {**SMALL, "pytorch_model.bin": b"pickle"}
     refused("load_bin", CheckpointError)
     assert "pytorch_model.bin" not in fake_hub.sent()
-    assert (resolve("o/m", load_bin=True).directory / "pytorch_model.bin").read_bytes() == b"pickle"
+    assert (whole(load_bin=True).directory / "pytorch_model.bin").read_bytes() == b"pickle"
 
 
 def test_bin_weights_stay_away_where_there_are_safetensors(model: FakeHub) -> None:
-    resolve("o/m", load_bin=True)
+    whole(load_bin=True)
     assert "pytorch_model.bin" not in model.sent()
 
 
@@ -154,13 +208,13 @@ def test_sharded_bin(fake_hub: FakeHub) -> None:
         "p-1.bin": b"1",
         "p-2.bin": b"2",
     }
-    directory = resolve("o/m", load_bin=True).directory
+    directory = whole(load_bin=True).directory
     assert {"p-1.bin", "p-2.bin"} <= {path.name for path in directory.iterdir()}
 
 
 def test_chat_templates_beside_the_tokenizer(model: FakeHub) -> None:
     model.repositories["o/m"] |= {"chat_template.jinja": b"one", "additional_chat_templates/tools.jinja": b"two"}
-    directory = resolve("o/m").directory
+    directory = whole().directory
     assert (directory / "chat_template.jinja").read_bytes() == b"one"
     assert (directory / "additional_chat_templates" / "tools.jinja").read_bytes() == b"two"
 
@@ -168,7 +222,7 @@ def test_chat_templates_beside_the_tokenizer(model: FakeHub) -> None:
 def test_revision_and_token_reach_the_hub(model: FakeHub) -> None:
     model.needs_token = "secret"
     refused(r"o/m is restricted: accept its conditions at https://huggingface.co/o/m and give a token")
-    assert resolve("o/m", token="secret", revision="v1").revision == COMMIT
+    assert whole(token="secret", revision="v1").revision == COMMIT
     assert any("/revision/v1" in line for line in model.requests)
 
 
@@ -177,24 +231,24 @@ def test_revision_and_token_reach_the_hub(model: FakeHub) -> None:
 
 @pytest.mark.parametrize("revision", [None, "main", "v1", COMMIT])
 def test_what_is_cached_needs_no_network(model: FakeHub, revision: str | None) -> None:
-    first = resolve("o/m", revision=revision)
+    first = whole(revision=revision)
     model.requests.clear()
-    second = resolve("o/m", revision=revision)
+    second = whole(revision=revision)
     assert model.requests == []
     assert (second.directory, second.revision, second.origin) == (first.directory, COMMIT, "cache")
-    assert resolve("o/m", revision=revision, offline=True).origin == "cache"
+    assert whole(revision=revision, offline=True).origin == "cache"
 
 
 def test_another_revision_is_not_taken_from_the_cache(model: FakeHub) -> None:
-    resolve("o/m")
+    whole()
     refused("revision 'v1' is not in", revision="v1", offline=True)
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_what_is_missing_in_the_cache_is_fetched(model: FakeHub, lost: str) -> None:
-    directory = resolve("o/m").directory
+    directory = whole().directory
     (directory / lost).unlink()
-    assert resolve("o/m").origin == "hub"
+    assert whole().origin == "hub"
     assert (directory / lost).exists()
 
 
@@ -202,15 +256,34 @@ def test_a_missing_shard_is_noticed_offline(fake_hub: FakeHub) -> None:
     shards = dict.fromkeys(INDEX["weight_map"].values(), b"w")
     index = {"model.safetensors.index.json": json.dumps(INDEX).encode()}
     fake_hub.repositories["o/m"] = {**SMALL, **index, **shards}
-    (resolve("o/m").directory / "model-00002-of-00002.safetensors").unlink()
-    refused("o/m is not complete in the hub's cache", offline=True)
-    assert resolve("o/m").origin == "hub"
+    (whole().directory / "model-00002-of-00002.safetensors").unlink()
+    refused("offline, and the hub's cache holds o/m without its weights, or not all of them", offline=True)
+    assert whole().origin == "hub"
+
+
+def test_small_files_alone_do_offline_until_weights_are_asked_for(model: FakeHub, monkeypatch: Any) -> None:
+    directory = resolve("o/m").directory
+    model.requests.clear()
+    files = resolve("o/m", offline=True)
+    assert (files.directory, files.origin, files.revision) == (directory, "cache", COMMIT)
+    with pytest.raises(ModelNotFoundError, match=r"offline, .* holds o/m without its weights.*hf download o/m"):
+        files.fetch_weights()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    refused("offline, .* holds o/m without its weights")
+    assert model.requests == []
+
+
+def test_offline_with_bin_weights_in_the_cache(fake_hub: FakeHub) -> None:
+    fake_hub.repositories["o/m"] = {**SMALL, "pytorch_model.bin": b"pickle"}
+    whole(load_bin=True)
+    assert whole(load_bin=True, offline=True).origin == "cache"
+    refused("load_bin", CheckpointError, offline=True)
 
 
 def test_weights_without_a_tokenizer_serve_offline(model: FakeHub) -> None:
     del model.repositories["o/m"]["tokenizer.json"]
-    resolve("o/m")
-    assert resolve("o/m", offline=True).origin == "cache"
+    whole()
+    assert whole(offline=True).origin == "cache"
 
 
 def test_environment_says_offline(model: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +296,7 @@ def test_environment_says_offline(model: FakeHub, monkeypatch: pytest.MonkeyPatc
 
 
 def test_unknown_names_get_suggestions(model: FakeHub) -> None:
-    resolve("o/m")
+    whole()
     refused("no model 'o/mm' on the hub.*Did you mean 'o/m'", name="o/mm")
 
 
@@ -254,7 +327,7 @@ def test_no_network(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_network_and_half_a_model(model: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    (resolve("o/m").directory / "model.safetensors").unlink()
+    (whole().directory / "model.safetensors").unlink()
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     refused("cannot reach the hub for o/m.*It holds o/m")
 
@@ -298,10 +371,10 @@ def test_an_index_that_leads_elsewhere_fetches_nothing(fake_hub: FakeHub) -> Non
 
 def test_cached_models_are_listed(model: FakeHub) -> None:
     assert hub.cached_models() == []
-    resolve("o/m")
+    whole()
     assert hub.cached_models() == ["o/m"]
 
 
 def test_no_progress_bars_off_a_terminal(model: FakeHub, capfd: pytest.CaptureFixture[str]) -> None:
-    resolve("o/m")
+    whole()
     assert capfd.readouterr() == ("", "")

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, get_token
 
+from fastgen.config import EngineConfig
 from fastgen.core.plugin import CheckpointFormatSpec, ModelSourceSpec, Registry
 from fastgen.core.plugin.specs import Spec
 from fastgen.core.source import resolve
@@ -69,6 +70,7 @@ def test_directories(model: Path, spelling: str) -> None:
         files = resolve(given)
         assert files.directory.samefile(model)
         assert (files.name, files.origin, files.revision) == (str(given), "directory", None)
+        files.fetch_weights()  # nothing to do
 
 
 def test_home(model: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +100,26 @@ def test_a_source_of_a_plugin(model: Path) -> None:
     assert calls == [("store://a/b/c", {"revision": "r", "token": "t", "offline": True})]
     with pytest.raises(ModelNotFoundError, match=r"no plugin fetches 'stor://a'.*Did you mean 'store://'"):
         resolve("stor://a", registry=registry)
+
+
+def test_a_source_gets_a_token_that_was_given_and_no_saved_login(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("saved")
+    monkeypatch.setenv("HF_TOKEN", "environment")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    assert get_token() == "environment"  # negative control: there is a login to be found
+    tokens: list[str | None] = []
+
+    def fetch(name: str, *, token: str | None, **_: Any) -> Path:
+        tokens.append(token)
+        return model
+
+    registry = plugins(ModelSourceSpec("store", "store://", fetch))
+    for token in (EngineConfig().token, "given"):
+        resolve("store://a", token=token, registry=registry)
+    assert tokens == [None, "given"]
 
 
 def test_a_source_that_returns_nonsense() -> None:
