@@ -38,7 +38,7 @@ class EngineConfig(BaseModel):
         default="auto", description="Number format of weights and cache. auto: float32 on a CPU, else the checkpoint's."
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ... auto: a GPU if torch sees one.")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads for the maths. Unset: torch's choice.")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads for the maths, of the whole process. Unset: torch's choice.")
     max_batch_tokens: int = Field(
         default=512, ge=1, description="The token budget: tokens in one forward pass, prompts and generations together."
     )

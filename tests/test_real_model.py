@@ -11,8 +11,8 @@ from fastgen import Engine, SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_model]
 
-NEW_TOKENS = 8
 LENGTHS = [round(5 + 695 * (i / 49) ** 6) for i in range(50)]  # 5 to 700, most of them short
+NEW_TOKENS = [16 if length < 50 else 8 for length in LENGTHS]
 
 # The longest request takes 177 blocks of 4 tokens; answers grow by two or three, more than admission leaves spare.
 CIRCUMSTANCES = {
@@ -42,25 +42,34 @@ def expected(real_model, prompts) -> list[list[int]]:
     model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
     answers = []
     with torch.inference_mode():
-        for ids in prompts:
-            out = model.generate(
-                torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-            )
+        for ids, count in zip(prompts, NEW_TOKENS, strict=True):
+            out = model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=2)
             answers.append(out[0, len(ids) :].tolist())
     return answers
 
 
+@pytest.fixture(scope="module")
+def reference_decode(real_model):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(real_model, trust_remote_code=False)
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize("options", CIRCUMSTANCES.values(), ids=CIRCUMSTANCES)
-def test_greedy_text_equals_generate(real_model, prompts, expected, options):
+def test_greedy_text_equals_generate(real_model, prompts, expected, reference_decode, options):
     with Engine.load(real_model, device="cpu", dtype="float32", **{"num_blocks": 1024, **options}) as engine:
-        params = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-        answers: dict[str, list[int]] = {engine.add(ids, params): [] for ids in prompts}
+        answers: dict[str, list[int]] = {}
+        for ids, count in zip(prompts, NEW_TOKENS, strict=True):
+            answers[engine.add(ids, SamplingParams(max_new_tokens=count, temperature=0.0))] = []
         while engine.has_work:
             for output in engine.step():
                 assert output.token_id is not None, output
                 answers[output.request_id].append(output.token_id)
         stats = engine.stats()
+        decode = engine.tokenizer.decode
     assert list(answers.values()) == expected
+    assert [decode(ids) for ids in answers.values()] == [reference_decode(ids) for ids in expected]
     assert (stats.preemptions > 0) == (options.get("num_blocks") == 180)
     assert (stats.prefix_hit_tokens > 0) == options.get("prefix_caching", True)
     assert stats.used_blocks == 0

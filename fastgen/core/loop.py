@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fastgen.core.collector import Collector
+from fastgen.core.plugin.specs import describe_error
 from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError
 from fastgen.text import Tokenizer
 from fastgen.types import Chunk, SamplingParams, StepOutput, TokenLogprob
@@ -275,7 +276,11 @@ class EngineLoop:
         """In any thread: each command is taken out by one alone."""
         with suppress(queue.Empty):
             while True:
-                _carry_out(self._commands.get_nowait(), instead=end)
+                command = self._commands.get_nowait()
+                if command is not None and command[1].set_running_or_notify_cancel():
+                    error = EngineClosedError(str(end))  # one each: raising writes a traceback into it
+                    error.__cause__ = end
+                    command[1].set_exception(error)
 
 
 def in_batch(error: InvalidRequestError, index: int, count: int) -> InvalidRequestError:
@@ -283,25 +288,22 @@ def in_batch(error: InvalidRequestError, index: int, count: int) -> InvalidReque
     return InvalidRequestError(f"prompt {index} of {count} (the first is 0): {error}", field=error.field)
 
 
-def _carry_out(command: Command | None, instead: EngineClosedError | None = None) -> None:
-    """Settle a command's future, by what it does or with the error given ``instead``."""
+def _carry_out(command: Command | None) -> None:
+    """Settles the command's future, whatever is raised. A plugin's ``sys.exit()`` is one more error; what else is no
+    ``Exception`` goes on."""
     if command is None:
         return
     function, future = command
     if not future.set_running_or_notify_cancel():
         return
     try:
-        result = function() if instead is None else _refuse(instead)
+        result = function()
     except BaseException as error:
         future.set_exception(error)
         if not isinstance(error, Exception | SystemExit):
             raise
     else:
         future.set_result(result)
-
-
-def _refuse(end: EngineClosedError) -> NoReturn:
-    raise EngineClosedError(str(end)) from end
 
 
 _live: weakref.WeakSet[EngineLoop] = weakref.WeakSet()

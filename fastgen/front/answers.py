@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from fastgen.core.collector import ResponseBuilder
 from fastgen.core.loop import EngineLoop, Sink, Submission
 from fastgen.errors import EngineClosedError, FastgenError
+from fastgen.front.events import call_soon
 from fastgen.front.progress import Bar
 from fastgen.front.prompts import Call
 from fastgen.types import Chunk, Response, TokenLogprob
@@ -90,7 +91,7 @@ async def async_answers(loop: EngineLoop, call: Call) -> list[Response]:
 
     def make_sink(index: int, builder: ResponseBuilder) -> Sink:
         def done(answer: Answer) -> None:
-            running.call_soon_threadsafe(settle, index, answer)
+            call_soon(running, settle, index, answer)
 
         return WholeResponse(builder, done)
 

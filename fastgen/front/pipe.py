@@ -143,7 +143,7 @@ class Pipeline:
         **sampling: Any,
     ) -> ChunkStream:
         """Complete one prompt, piece by piece. Closing or dropping the iterator early aborts the request."""
-        return ChunkStream(self._loop, self._one(prompt, prompt_token_ids, params, sampling))
+        return ChunkStream(self._loop, self._one(prompt, prompt_token_ids, params, sampling), self)
 
     @overload
     async def acall(self, prompts: str, params: SamplingParams | None = None, **sampling: Any) -> Response: ...
@@ -195,7 +195,7 @@ class Pipeline:
         **sampling: Any,
     ) -> AsyncChunkStream:
         """As ``stream``, for ``async for``. What is wrong with the request is raised at the first chunk."""
-        return AsyncChunkStream(self._loop, lambda: self._one(prompt, prompt_token_ids, params, sampling))
+        return AsyncChunkStream(self._loop, lambda: self._one(prompt, prompt_token_ids, params, sampling), self)
 
     # ---- chats -----------------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Pipeline:
             continue_final_message=continue_final_message,
             **sampling,
         )
-        return ChunkStream(self._loop, call) if stream else answers(self._loop, call)[0]
+        return ChunkStream(self._loop, call, self) if stream else answers(self._loop, call)[0]
 
     @overload
     def achat(
@@ -294,7 +294,7 @@ class Pipeline:
         async def answer() -> Response:
             return (await async_answers(self._loop, await asyncio.to_thread(prepare)))[0]
 
-        return AsyncChunkStream(self._loop, prepare) if stream else answer()
+        return AsyncChunkStream(self._loop, prepare, self) if stream else answer()
 
     # ---- life ------------------------------------------------------------------------------------------------------
 

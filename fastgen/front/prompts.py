@@ -57,11 +57,18 @@ def completion_call(
     """Prompts as text or as ids.
 
     Raises:
-        InvalidRequestError: neither or both are given, or one is no prompt; says which.
+        InvalidRequestError: neither or both are given, or one is no prompt, says which; ids with
+            ``add_special_tokens``.
     """
     if (prompts is None) == (prompt_token_ids is None):
         raise InvalidRequestError("give prompts (text) or prompt_token_ids, one of the two", field="prompts")
     if prompt_token_ids is not None:
+        if params.add_special_tokens:
+            raise InvalidRequestError(
+                "add_special_tokens: prompt_token_ids are taken as they are; put the special tokens among them, or "
+                "give the prompt as text",
+                field="add_special_tokens",
+            )
         lists, single = _id_lists(prompt_token_ids)
         return Call([Prompt(ids) for ids in lists], params, single)
     single = isinstance(prompts, str)

@@ -13,6 +13,7 @@ from fastgen.core.collector import ResponseBuilder
 from fastgen.core.loop import EngineLoop, Sink, Submission
 from fastgen.errors import EngineClosedError, FastgenError
 from fastgen.front.answers import submissions
+from fastgen.front.events import call_soon
 from fastgen.front.prompts import Call
 from fastgen.types import Chunk, Response, TokenLogprob
 
@@ -41,8 +42,9 @@ class _Forward:
 class _Stream:
     """What both kinds of stream share: the state of one request and the way to end it."""
 
-    def __init__(self, loop: EngineLoop) -> None:
+    def __init__(self, loop: EngineLoop, owner: object) -> None:
         self._loop = loop
+        self._owner = owner  # must not know the stream: a dropped one ends its request at once, not at a collection
         self._builder: ResponseBuilder | None = None
         self._request_id: str | None = None
         self._response: Response | None = None
@@ -75,19 +77,23 @@ class _Stream:
     def _read(self, event: Event) -> Chunk:
         """The chunk of an event; or raises what it says."""
         if isinstance(event, FastgenError):
-            self._over = True
+            self._finish()
             raise EngineClosedError(str(event)) from event
         assert self._builder is not None
         if self._builder.add(event):
-            self._over = True
             self._response = self._builder.build()
+            self._finish()
         return event
 
     def _end(self) -> None:
         if not self._over:
-            self._over = True
             if self._request_id is not None:
                 self._loop.abort(self._request_id)
+            self._finish()
+
+    def _finish(self) -> None:
+        self._over = True
+        self._owner = None
 
     def __del__(self) -> None:
         self._end()
@@ -96,13 +102,16 @@ class _Stream:
 class ChunkStream(_Stream, Iterator[Chunk]):
     """The chunks of one request as they are generated. Closing or dropping it early aborts the request."""
 
-    def __init__(self, loop: EngineLoop, call: Call) -> None:
+    def __init__(self, loop: EngineLoop, call: Call, owner: object = None) -> None:
         """Hands the request in.
+
+        Args:
+            owner: whoever ends ``loop`` when it is dropped; kept until the stream's end.
 
         Raises:
             InvalidRequestError, EngineClosedError: it was not accepted.
         """
-        super().__init__(loop)
+        super().__init__(loop, owner)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         try:
             loop.submit([self._submission(call, self._events.put)]).result()
@@ -135,8 +144,9 @@ class AsyncChunkStream(_Stream, AsyncIterator[Chunk]):
     """The same for ``async for``, in any event loop. The request is handed in when the first chunk is asked for;
     what is wrong with it is raised there. Cancelling, closing or dropping it aborts the request."""
 
-    def __init__(self, loop: EngineLoop, prepare: Callable[[], Call]) -> None:
-        super().__init__(loop)
+    def __init__(self, loop: EngineLoop, prepare: Callable[[], Call], owner: object = None) -> None:
+        """``owner``: as for ``ChunkStream``."""
+        super().__init__(loop, owner)
         self._prepare = prepare
         self._inbox: _AsyncInbox | None = None
 
@@ -184,7 +194,7 @@ class _AsyncInbox:
         self._events.append(event)
         if not self._woken:
             self._woken = True
-            self._loop.call_soon_threadsafe(self._ready.set)
+            call_soon(self._loop, self._ready.set)
 
     async def get(self) -> Event:
         """The next event, in the task."""

@@ -33,7 +33,7 @@ class ScriptedEngine:
     """``fastgen.Engine``'s interface. Each step gives a token to each choice in flight.
 
     An answer ends with ``stop`` at one of the tokenizer's end tokens, else with ``length`` at ``max_new_tokens`` or
-    where the script ends. A prompt is refused if it is empty or longer than ``max_model_len``. Log-probabilities are
+    where the script ends. A prompt is refused if it is empty or longer than ``max_model_len``, and stop strings unless ``text``. Log-probabilities are
     made up: ``-token_id``, with the next ids as the best others. Like the real one it is for one thread at a time: a
     second thread inside it raises.
     """
@@ -66,6 +66,7 @@ class ScriptedEngine:
         *,
         request_id: str | None = None,
         chat: bool = False,
+        text: bool = False,
     ) -> str:
         params = params or SamplingParams()
         if not 0 < len(prompt_token_ids) < self.max_model_len:
@@ -73,6 +74,8 @@ class ScriptedEngine:
                 f"the prompt has {len(prompt_token_ids)} tokens, must have 1 to {self.max_model_len - 1}",
                 field="prompt",
             )
+        if params.stop and not text:
+            raise InvalidRequestError("the engine cannot look for stop strings", field="stop")
         request_id = f"r{next(self._ids)}" if request_id is None else request_id
         if any(known == request_id for known, _ in self._choices):
             raise InvalidRequestError(f"request id {request_id!r} is in use", field="request_id")

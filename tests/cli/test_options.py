@@ -167,7 +167,7 @@ def test_flags_go_over_toml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("block_sise = 8", "unknown engine option 'block_sise'. Did you mean 'block_size'"),
+        ("block_sise = 8", "option 'block_sise'. Did you mean 'block_size'"),
         ("block_size = 'many'", "block_size: "),
         ("[sampling]\ntemprature = 1.0", "unknown option 'temprature'. Did you mean 'temperature'"),
         ("sampling = 3", "must be a table"),

@@ -21,7 +21,13 @@ from torch import Tensor
 from fastgen.core.request import Sampling
 from fastgen.core.runtime import logits as stages
 from fastgen.core.runtime.logprobs import LOWEST_LOGPROB, prompt_logprobs, token_logprobs
-from fastgen.core.runtime.sequence_sampler import LogitsProcessor, SequenceSampler, make_processors, uniforms
+from fastgen.core.runtime.sequence_sampler import (
+    LogitsProcessor,
+    SequenceSampler,
+    described,
+    make_processors,
+    uniforms,
+)
 from fastgen.types import TokenLogprob
 
 __all__ = [
@@ -162,9 +168,9 @@ class _Pass:
                 self.changed.add(i)
                 try:
                     self.scores[i] = _processed(processor, state.output_ids, self.scores[i])
-                except Exception as error:  # a plugin's code: it ends its own request, whatever it raised
+                except (Exception, SystemExit) as error:  # a plugin's code: it ends its own request, whatever it raised
                     logger.warning("logits processor %r failed", name, exc_info=True)
-                    failed[i] = f"logits processor {name!r} failed: {type(error).__name__}: {error}"
+                    failed[i] = f"logits processor {name!r} failed: {described(error)}"
                     break
         return failed
 

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastgen.core.plugin.specs import describe_error
 from fastgen.core.request import Sampling
 from fastgen.errors import InvalidRequestError, did_you_mean
 
-__all__ = ["LogitsProcessor", "SequenceSampler", "TokenCounts", "make_processors", "uniforms"]
+__all__ = ["LogitsProcessor", "SequenceSampler", "TokenCounts", "described", "make_processors", "uniforms"]
 
 LogitsProcessor: TypeAlias = Callable[[list[int], Tensor], Tensor]
 """``processor(output_ids, logits[vocab])`` -> new logits ``[vocab]``. It may change ``logits`` in place (float32, its
@@ -47,17 +48,26 @@ def make_processors(
             )
         try:
             processor = factory(options, vocab_size=vocab_size, prompt_token_ids=list(prompt_token_ids))
-        except Exception as error:  # a plugin's code: anything may come
+        except (Exception, SystemExit) as error:  # a plugin's code: anything may come
             raise InvalidRequestError(
-                f"logits processor {name!r} refused its options {options!r}: {type(error).__name__}: {error}",
+                f"logits processor {name!r} refused its options {options!r}: {described(error)}",
                 field="logits_processors",
             ) from error
         if not callable(processor):
             raise InvalidRequestError(
-                f"logits processor {name!r} made {processor!r}, which cannot be called", field="logits_processors"
+                f"logits processor {name!r} made a {type(processor).__name__}, which cannot be called",
+                field="logits_processors",
             )
         made.append((name, processor))
     return made
+
+
+def described(error: BaseException) -> str:
+    """A plugin's error in one line, even one that fails when it is to say what it is."""
+    try:
+        return describe_error(error)
+    except Exception:
+        return type(error).__name__
 
 
 class TokenCounts:
