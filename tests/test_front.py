@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import gc
+import logging
+import random
 import signal
 import subprocess
 import sys
@@ -10,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,10 @@ import pytest
 import torch
 
 import fastgen
+from fastgen import api
+from fastgen.core.collector import Collector, ResponseBuilder
+from fastgen.core.plugin import registered
+from fastgen.core.policy import Sequence
 from fastgen.errors import ConfigError, EngineClosedError, InvalidRequestError
 from fastgen.front import ChunkStream, Pipeline
 from fastgen.testing.checkpoints import tiny_llama
@@ -94,6 +103,7 @@ def test_token_ids_one_list_or_several(pipe: Pipeline) -> None:
     assert pipe(prompt_token_ids=np.array([97, 98])).text == "ab"
     assert [response.text for response in pipe(prompt_token_ids=torch.tensor([[97], [98]]))] == ["a", "b"]
     assert [response.text for response in pipe(prompt_token_ids=[np.array([97])])] == ["a"]
+    assert pipe(prompt_token_ids=[97], add_special_tokens=False).prompt_token_ids == [97]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +124,7 @@ def test_token_ids_one_list_or_several(pipe: Pipeline) -> None:
         ({"prompt_token_ids": "abc"}, "must be a list of ints", "prompt_token_ids"),
         ({"prompt_token_ids": [1.5]}, "must be a list of ints", "prompt_token_ids"),
         ({"prompt_token_ids": [True]}, "must be a list of ints", "prompt_token_ids"),
+        ({"prompt_token_ids": [97], "add_special_tokens": True}, "taken as they are", "add_special_tokens"),
         ({"prompts": "a", "temprature": 1}, "'temprature'.*Did you mean 'temperature'", "temprature"),
         ({"prompts": "a", "temperature": float("nan")}, "temperature", "temperature"),
         ({"prompts": "a", "max_new_tokens": "5"}, "max_new_tokens", "max_new_tokens"),
@@ -248,6 +259,70 @@ def test_a_stream_that_was_read_is_not_aborted(pipe: Pipeline, engine: ScriptedE
     assert engine.aborted == []
 
 
+# ---- pipelines that nobody holds but a stream ------------------------------------------------------------------------
+
+HOLDERS: dict[str, Callable[[Pipeline], list[Chunk]]] = {
+    "stream": lambda pipe: list(pipe.stream("hi")),
+    "chat": lambda pipe: list(pipe.chat(USER, stream=True)),
+    "astream": lambda pipe: asyncio.run(collect(pipe.astream("hi"))),
+    "achat": lambda pipe: asyncio.run(collect(pipe.achat(USER, stream=True))),
+}
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Only what nothing refers to goes away."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def first_of(stream: Any) -> Chunk:
+    return asyncio.run(anext(stream)) if hasattr(stream, "__anext__") else next(stream)
+
+
+@pytest.mark.parametrize("read", HOLDERS.values(), ids=HOLDERS)
+def test_a_stream_keeps_its_pipeline(engine: ScriptedEngine, read: Callable[[Pipeline], list[Chunk]]) -> None:
+    slow(engine, steps=30)
+    chunks = read(Pipeline(engine))  # type: ignore[arg-type]
+    assert "".join(chunk.text for chunk in chunks) == "x" * 30
+    wait_until(lambda: engine.closed)
+
+
+@pytest.mark.parametrize("verb", ["stream", "astream"])
+def test_a_stream_lets_go_of_its_pipeline(engine: ScriptedEngine, verb: str) -> None:
+    """At its end, though it is kept for its response; and when it is dropped, without waiting for a collection."""
+    slow(engine, steps=30)
+    pipe = Pipeline(engine)  # type: ignore[arg-type]
+    gone = weakref.ref(pipe)
+    with no_collection():
+        streams = [getattr(pipe, verb)("hi") for _ in range(3)]
+        del pipe
+        if verb == "stream":
+            list(streams[0])
+            first_of(streams[1])
+        else:
+            asyncio.run(collect(streams[0]))
+        assert streams[0].response().text == "x" * 30
+        assert gone() is not None
+        del streams[1:]
+        assert gone() is None
+        wait_until(lambda: engine.closed)
+    assert streams[0].response().text == "x" * 30
+
+
+def test_closing_a_stream_lets_go_of_its_pipeline(engine: ScriptedEngine) -> None:
+    slow(engine)
+    stream = Pipeline(engine).stream("hi")  # type: ignore[arg-type]
+    next(stream)
+    stream.close()
+    assert list(stream) == []
+    wait_until(lambda: engine.closed)
+
+
 def interrupt_soon(engine: ScriptedEngine) -> None:
     wait_until(lambda: engine.steps > 3)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -355,6 +430,60 @@ def test_an_event_loop_that_went_away_hurts_no_one(pipe: Pipeline, engine: Scrip
     events.close()
     assert pipe("b").text == "x" * 300
     del stream
+
+
+def test_an_async_stream_closed_while_it_begins_runs_nothing(
+    pipe: Pipeline, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, closed = threading.Event(), threading.Event()
+    encode = pipe.tokenizer.encode
+
+    def wait(text: str, **options: Any) -> list[int]:
+        begun.set()
+        assert closed.wait(SECONDS)
+        return encode(text, **options)
+
+    async def main() -> None:
+        stream = pipe.astream("a")
+        reading = asyncio.ensure_future(collect(stream))
+        await asyncio.to_thread(begun.wait, SECONDS)
+        await stream.aclose()
+        closed.set()
+        assert await reading == []
+
+    monkeypatch.setattr(pipe.tokenizer, "encode", wait)
+    asyncio.run(main())
+    assert pipe.stats() == 0
+    assert engine.added == []
+
+
+@pytest.mark.parametrize("how", ["break", "cancel", "kept"])
+def test_a_caller_who_left_is_not_worth_a_warning(
+    pipe: Pipeline, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """The event loop is closed before the request's next event: a broken-off stream, a cancelled call, and a stream
+    that is neither read nor dropped."""
+    slow(engine)
+    caplog.set_level(logging.DEBUG)
+    gate, kept = threading.Event(), []
+
+    async def main() -> None:
+        stream = pipe.astream("a")
+        call = asyncio.ensure_future(pipe.acall("b")) if how == "cancel" else None
+        await anext(stream)
+        while len(engine.added) < 1 + (call is not None):
+            await asyncio.sleep(0.001)
+        engine.on_step = lambda: None if gate.wait(SECONDS) else None
+        if how == "kept":
+            kept.append(stream)
+
+    asyncio.run(main())
+    gate.set()
+    wait_until(lambda: aborted(engine))
+    assert pipe.stats() > 0
+    assert pipe._loop._requests == {}
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+    assert any("Event loop is closed" in record.getMessage() for record in caplog.records)
 
 
 def test_threads_and_event_loops_at_once(pipe: Pipeline) -> None:
@@ -603,6 +732,113 @@ def test_tiny_abort_frees_its_blocks(real: Pipeline) -> None:
     stream.close()
     wait_until(lambda: real.stats().used_blocks == 0)
     assert len(real("abc", max_new_tokens=5, ignore_eos=True).token_ids) == 5
+
+
+class Exits:
+    """A plugin that reads its options with argparse, which leaves by SystemExit."""
+
+    @api.hookimpl
+    def fastgen_logits_processors(self) -> list[Any]:
+        return [api.LogitsProcessorSpec("exits", self.make)]
+
+    def make(self, options: dict[str, Any], *, vocab_size: int, prompt_token_ids: list[int]) -> Any:
+        if "after" not in options:
+            argparse.ArgumentParser("exits").parse_args(["--unknown"])
+
+        def process(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+            if len(output_ids) == options["after"]:
+                raise options.get("error") or SystemExit(2)
+            return logits
+
+        return process
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.fixture(scope="module")
+def exits(tiny: Path) -> Iterator[Pipeline]:
+    with registered(Exits(), name="exits"), fastgen.pipeline(tiny, **OPTIONS) as made:
+        yield made
+
+
+@pytest.mark.parametrize("prompts", ["a", ["a", "b"]], ids=["one", "several"])
+def test_tiny_e8_a_processor_that_exits_while_it_is_made(exits: Pipeline, prompts: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"'exits' refused its options \{\}: it called sys.exit\(2\)") as caught:
+        exits(prompts, logits_processors={"exits": {}})
+    assert caught.value.field == "logits_processors"
+    assert len(exits("a", max_new_tokens=3, ignore_eos=True).token_ids) == 3
+
+
+@pytest.mark.parametrize("error", [None, Unspeakable()], ids=["exit", "unspeakable"])
+def test_tiny_e8_a_processor_that_exits_ends_its_own_request(exits: Pipeline, error: Exception | None) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
+    stream = exits.stream("abc", **options)
+    bad = exits("a", logits_processors={"exits": {"after": 2, "error": error}}, **options)
+    assert (bad.finish_reason, len(bad.token_ids)) == ("error", 2)
+    assert bad.error == f"logits processor 'exits' failed: {'it called sys.exit(2)' if error is None else 'Unspeakable'}"
+    assert len(list(stream)) == 8
+    assert stream.response().finish_reason == "length"
+
+
+def test_tiny_nothing_is_left_behind(real: Pipeline) -> None:
+    """200 random requests, of which some are refused, aborted, dropped unread, cancelled or fail."""
+    rng = random.Random(0)
+    kept: list[Any] = []
+
+    def sampling() -> dict[str, Any]:
+        stop = [rng.choice("abcdefg")] if rng.random() < 0.3 else []
+        return {
+            "max_new_tokens": rng.randint(1, 12),
+            "n": rng.choice([1, 1, 3]),
+            "temperature": 1.5,
+            "stop": stop,
+            "prompt_logprobs": rng.choice([None, 1]),
+        }
+
+    async def cancelled(text: str) -> None:
+        task = asyncio.ensure_future(real.acall(text, **sampling()))
+        await asyncio.sleep(rng.random() * 0.005)
+        task.cancel()
+
+    async def left(text: str) -> None:
+        async for _ in real.astream(text, **sampling()):
+            break
+
+    for turn in range(200):
+        text = "".join(rng.choices("abc ", k=rng.randint(1, 20)))
+        match turn % 8:
+            case 0:
+                real(text, **sampling())
+            case 1:
+                real.stream(text, **sampling())
+            case 2:
+                next(real.stream(text, **sampling()))
+            case 3:
+                kept.append(real.stream(text, **sampling()))
+            case 4:
+                real.stream(text, **sampling()).close()
+            case 5:
+                asyncio.run(cancelled(text))
+            case 6:
+                asyncio.run(left(text))
+            case 7:
+                with pytest.raises(InvalidRequestError, match="prompt 1 of 2"):
+                    real(prompt_token_ids=[[97], [10**6]])
+    for stream in kept:
+        list(stream)
+    assert len({stream.response().request_id for stream in kept}) == 25
+    kept.clear()
+    wait_until(lambda: real._loop._requests == {} and not real.engine.has_work)
+    stats = real.stats()
+    assert (stats.running, stats.waiting, stats.used_blocks) == (0, 0, 0)
+    assert real.engine._requests == {}
+    assert real._loop._commands.empty()
+    gc.collect()
+    left_over = [one for one in gc.get_objects() if isinstance(one, Collector | ResponseBuilder | Sequence)]
+    assert left_over == []
 
 
 def test_engine_options_are_checked(tiny: Path) -> None:

@@ -104,6 +104,8 @@ def _job(where: str, text: str, params: SamplingParams, chat: bool) -> Job:
 def _from_json(where: str, line: str, params: SamplingParams, chat: bool) -> Job:
     try:
         fields = json.loads(line)
+    except RecursionError:
+        raise InvalidRequestError("nested too deeply to be read") from None
     except ValueError as error:
         raise InvalidRequestError(f"not JSON: {error}") from None
     if not isinstance(fields, dict):
@@ -121,6 +123,8 @@ def _from_json(where: str, line: str, params: SamplingParams, chat: bool) -> Job
     if kind == "prompt_token_ids":
         if not isinstance(value, list) or not all(type(token) is int for token in value):
             raise InvalidRequestError("prompt_token_ids must be a list of integers")
+        if chat:
+            raise InvalidRequestError("prompt_token_ids cannot be put into a chat (--chat); give messages, or a prompt")
         return Job(where, params, prompt_token_ids=value)
     if not isinstance(value, list) or not value or not all(isinstance(m, dict) and "role" in m for m in value):
         raise InvalidRequestError('messages must be a list of objects such as {"role": "user", "content": "..."}')

@@ -11,9 +11,11 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
+from fastgen.core.json_file import read_json_object
 from fastgen.core.plugin import CheckpointFormatSpec
 from fastgen.core.weight_files import choose_files
 from fastgen.errors import CheckpointError, FastgenError
@@ -21,6 +23,7 @@ from fastgen.errors import CheckpointError, FastgenError
 __all__ = ["cache_directory", "convert"]
 
 NOTE = "fastgen.json"
+_LOCK, _PARTIAL = ".lock", ".partial"
 _SAMPLE_BYTES = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -40,6 +43,7 @@ def convert(source: Path, spec: CheckpointFormatSpec, *, version: str) -> tuple[
 
     A converted directory belongs to the file's content (its size, date, first and last bytes), the converter and its
     ``version``. It appears whole or not at all; of several processes that want it, one converts and the others wait.
+    Once it is there, what was converted from the same path before is deleted (files that are open stay readable).
 
     Returns:
         The directory, and whether it was there before.
@@ -54,10 +58,11 @@ def convert(source: Path, spec: CheckpointFormatSpec, *, version: str) -> tuple[
         if target.is_dir():
             return target, True
         cache.mkdir(parents=True, exist_ok=True)
-        with _lock(target.with_suffix(".lock")):
+        with _lock(target.with_suffix(_LOCK)):
             if target.is_dir():  # another process was faster
                 return target, True
             _convert(source, spec, target, version)
+        _tidy(cache, source, target)
     except OSError as error:
         if _is_full(error):
             raise _disk_full(source, cache) from None
@@ -79,15 +84,70 @@ def _key(source: Path, name: str, version: str) -> str:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Held by one process at a time, and let go when it dies, whatever way."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Held by one process at a time, and let go when it dies, whatever way; the file is gone afterwards.
+
+    Yields:
+        Whether it is held: always, if ``wait``.
+    """
+    while True:
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            if not _is_open(file, path):  # its holder deleted it meanwhile: a lock that nobody else would meet
+                continue
+            try:
+                yield True
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _is_open(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _tidy(cache: Path, source: Path, target: Path) -> None:
+    """Delete what ``target`` supersedes, and what processes that died left behind. What is being converted stays."""
+    for entry in list(cache.iterdir()):
+        old = entry.is_dir() and entry != target and (entry.suffix == _PARTIAL or _source_of(entry) == _path(source))
+        if not old:
+            continue
+        with _lock(entry.with_suffix(_LOCK), wait=False) as held:
+            if held:
+                _delete(entry)
+
+
+def _delete(entry: Path) -> None:
+    """Never seen in part under its own name. An entry that cannot be deleted takes room, and no more."""
+    partial = entry.with_suffix(_PARTIAL)
+    with suppress(OSError):
+        if entry != partial:
+            shutil.rmtree(partial, ignore_errors=True)
+            entry.rename(partial)
+        shutil.rmtree(partial)
+
+
+def _path(source: Path) -> str:
+    return os.path.abspath(source)
+
+
+def _source_of(entry: Path) -> str | None:
+    """The path that a converted directory was made from."""
+    try:
+        return str(read_json_object(entry / NOTE)["source"])
+    except (FastgenError, KeyError):
+        return None
 
 
 def _convert(source: Path, spec: CheckpointFormatSpec, target: Path, version: str) -> None:
-    scratch = target.with_suffix(".partial")
+    scratch = target.with_suffix(_PARTIAL)
     shutil.rmtree(scratch, ignore_errors=True)  # of a process that died; the lock says that nobody works on it
     if shutil.disk_usage(target.parent).free < source.stat().st_size:
         raise _disk_full(source, target.parent)
@@ -98,7 +158,7 @@ def _convert(source: Path, spec: CheckpointFormatSpec, target: Path, version: st
     try:
         run(source, scratch, dtype=None)
         _check(scratch, source, spec)
-        note = {"source": str(source.absolute()), "format": spec.name, "plugin": spec.plugin, "version": version}
+        note = {"source": _path(source), "format": spec.name, "plugin": spec.plugin, "version": version}
         (scratch / NOTE).write_text(json.dumps(note, indent=2))
         _sync(scratch)
         scratch.rename(target)

@@ -31,7 +31,7 @@ class HFConfig(BaseModel):
     model's maths (`NEUTRAL`): these are refused unless the class has a field of that name, or they are neutral.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False, defer_build=True)
 
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Other names of a field in the raw file, for this family; laid over `SPELLINGS`. The first name present wins."""

@@ -15,8 +15,8 @@ from fastgen.errors import CheckpointError, ConfigError, FastgenError, ModelNotF
 __all__ = ["Snapshot", "cached_models", "fetch_model"]
 
 # Code is fetched with the rest, and runs only where trust_remote_code says so.
-_SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
-_TEMPLATES = "additional_chat_templates/*.jinja"
+_SMALL_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.py"]
+_TEMPLATES = "*.jinja"  # those in additional_chat_templates/ too
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
@@ -51,17 +51,18 @@ class Snapshot:
                 f"offline, and the hub's cache holds {self.name} without its weights, or not all of them."
                 f"{_what_is_cached(self.name)}"
             )
-        self._fetch(SAFETENSORS_INDEX, SAFETENSORS)
-        if self.load_bin and not _has_weights(self.directory, load_bin=False):
-            self._fetch(BIN_INDEX, BIN)
-        if not _has_weights(self.directory, self.load_bin):
-            raise CheckpointError(_what_it_holds(self.name, self.commit, self.token, self.directory))
+        there = _listing(self.name, self.commit, self.token)
+        names = self._weight_names(SAFETENSORS_INDEX, SAFETENSORS)
+        if self.load_bin and SAFETENSORS not in there and not (self.directory / SAFETENSORS_INDEX).is_file():
+            names = self._weight_names(BIN_INDEX, BIN)
+        if not names <= there:
+            raise CheckpointError(_what_it_holds(self.name, there, self.directory))
+        _download(self.name, self.commit, self.token, [glob.escape(name) for name in sorted(names)])
 
-    def _fetch(self, index: str, single: str) -> None:
-        names = [single]
+    def _weight_names(self, index: str, single: str) -> set[str]:
         if (self.directory / index).is_file():
-            names = sorted(set(read_index(self.directory / index, Path(single).suffix).values()))
-        _download(self.name, self.commit, self.token, [glob.escape(name) for name in names])
+            return set(read_index(self.directory / index, Path(single).suffix).values())
+        return {single}
 
 
 def fetch_model(
@@ -141,13 +142,17 @@ def _has_weights(directory: Path, load_bin: bool) -> bool:
 
 
 def _download_small(name: str, revision: str | None, token: str | None) -> Path:
-    directory = _download(name, revision, token, _SMALL_FILES, ignore=["*/*"])
+    directory = _download(
+        name, revision, token, [*_SMALL_FILES, _TEMPLATES], ignore=[f"*/{pattern}" for pattern in _SMALL_FILES]
+    )
     if not (directory / "config.json").is_file():
-        raise CheckpointError(_what_it_holds(name, revision, token, directory))
-    return _download(name, directory.name, token, [_TEMPLATES])  # of that commit, should another come in between
+        raise CheckpointError(_what_it_holds(name, _listing(name, directory.name, token), directory))
+    return directory
 
 
-def _download(name: str, revision: str | None, token: str | None, allow: list[str], ignore: Any = None) -> Path:
+def _download(
+    name: str, revision: str | None, token: str | None, allow: list[str], ignore: list[str] | None = None
+) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
@@ -176,13 +181,18 @@ def _progress_bar() -> Any:
     return tqdm if sys.stderr.isatty() else Quiet
 
 
-def _what_it_holds(name: str, revision: str | None, token: str | None, directory: Path) -> str:
+def _listing(name: str, commit: str, token: str | None) -> set[str]:
+    """Names of the files of a repository."""
     from huggingface_hub import HfApi
 
     try:
-        files = HfApi(token=token).list_repo_files(name, revision=revision)
+        return set(HfApi(token=token).list_repo_files(name, revision=commit))
     except Exception as error:
-        raise _translated(error, name, revision) from error
+        raise _translated(error, name, commit) from error
+
+
+def _what_it_holds(name: str, listing: set[str], directory: Path) -> str:
+    files = sorted(listing)
 
     def some(suffixes: Iterable[str]) -> list[str]:
         return [file for file in files if file.endswith(tuple(suffixes))]

@@ -147,7 +147,7 @@ class AsyncChunkStream(_Stream, AsyncIterator[Chunk]):
     def __init__(self, loop: EngineLoop, prepare: Callable[[], Call], owner: object = None) -> None:
         """``owner``: as for ``ChunkStream``."""
         super().__init__(loop, owner)
-        self._prepare = prepare
+        self._prepare: Callable[[], Call] | None = prepare  # may hold the owner, too
         self._inbox: _AsyncInbox | None = None
 
     async def __anext__(self) -> Chunk:
@@ -163,10 +163,17 @@ class AsyncChunkStream(_Stream, AsyncIterator[Chunk]):
         return self._read(event)
 
     async def _start(self) -> _AsyncInbox:
+        assert self._prepare is not None
         call = await asyncio.to_thread(self._prepare)
+        if self._over:  # closed meanwhile
+            raise StopAsyncIteration
         inbox = _AsyncInbox()
         await asyncio.wrap_future(self._loop.submit([self._submission(call, inbox.put)]))
         return inbox
+
+    def _finish(self) -> None:
+        super()._finish()
+        self._prepare = None
 
     async def aclose(self) -> None:
         """Abort the request unless it is over. Further reading finds the end."""

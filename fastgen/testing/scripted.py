@@ -33,9 +33,9 @@ class ScriptedEngine:
     """``fastgen.Engine``'s interface. Each step gives a token to each choice in flight.
 
     An answer ends with ``stop`` at one of the tokenizer's end tokens, else with ``length`` at ``max_new_tokens`` or
-    where the script ends. A prompt is refused if it is empty or longer than ``max_model_len``, and stop strings unless ``text``. Log-probabilities are
-    made up: ``-token_id``, with the next ids as the best others. Like the real one it is for one thread at a time: a
-    second thread inside it raises.
+    where the script ends. A prompt is refused if it is empty or longer than ``max_model_len``, and stop strings
+    unless ``text``. Log-probabilities are made up: ``-token_id``, with the next ids as the best others. Like the real
+    one it is for one thread at a time: a second thread inside it raises.
     """
 
     tokenizer: Tokenizer | None

@@ -67,6 +67,7 @@ def test_json_lines_take_three_forms_and_sampling_fields(tmp_path: Path) -> None
         ("{", "not JSON"),
         ("[1]", "a line must be an object"),
         ("3", "a line must be an object"),
+        ("[" * 100_000, "nested too deeply"),
         ({}, "give one of prompt, prompt_token_ids and messages; found none"),
         ({"prompt": "a", "messages": []}, "found prompt and messages"),
         ({"prompt": 3}, "prompt must be a string, got 3"),
@@ -105,12 +106,12 @@ def test_empty_file_and_wrong_encoding(tmp_path: Path) -> None:
         from_file(file, PARAMS, chat=False)
 
 
-def test_chat_wraps_prompts_and_leaves_the_other_forms(tmp_path: Path) -> None:
-    file = lines(tmp_path, {"prompt": "hi"}, {"prompt_token_ids": [1]})
-    wrapped, ids = from_file(file, PARAMS, chat=True)
-    assert wrapped.given == {"messages": [{"role": "user", "content": "hi"}]}
-    assert ids.given == {"prompt_token_ids": [1]}
-    assert from_arguments(["hi"], PARAMS, chat=True)[0].given == wrapped.given
+def test_chat_wraps_prompts_and_refuses_token_ids(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    wrapped, given = from_file(lines(tmp_path, {"prompt": "hi"}, {"messages": messages}), PARAMS, chat=True)
+    assert wrapped.messages == given.messages == messages
+    with pytest.raises(InvalidRequestError, match=r"line 1: .*cannot be put into a chat"):
+        from_file(lines(tmp_path, {"prompt_token_ids": [1]}), PARAMS, chat=True)
 
 
 def test_stdin_is_one_prompt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from huggingface_hub import constants
@@ -43,11 +44,12 @@ class FakeHub:
 
     def sent(self) -> set[str]:
         """Files whose content was fetched."""
-        return {line.split("/resolve/")[1].partition("/")[2] for line in self.requests if line.startswith("GET /o/m/r")}
+        asked = [unquote(line) for line in self.requests if line.startswith("GET /o/m/r")]
+        return {line.split("/resolve/")[1].partition("/")[2] for line in asked}
 
     def answer(self, method: str, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
         self.requests.append(f"{method} {path}")
-        path = path.partition("?")[0]
+        path = unquote(path.partition("?")[0])
         if self.error is not None:
             return self.error[0], {"X-Error-Code": self.error[1]}, b""
         if self.needs_token is not None and token != f"Bearer {self.needs_token}":
@@ -166,14 +168,23 @@ def test_weights_are_those_of_the_config(model: FakeHub) -> None:
     model.requests.clear()
     files.fetch_weights()
     assert model.sent() == {"model.safetensors"}
-    assert all("v1" not in line for line in model.requests)
-    assert any(f"/revision/{COMMIT}" in line for line in model.requests)
+    assert any(f"/resolve/{COMMIT}/" in line for line in model.requests)
+    assert not [line for line in model.requests if "v1" in line or "main" in line]
 
 
 def test_names_in_an_index_are_no_patterns(fake_hub: FakeHub) -> None:
     index = {"weight_map": {"a": "*.safetensors", "b": "m[12].safetensors"}}
+    meant = {name: name.encode() for name in index["weight_map"].values()}
     others = dict.fromkeys(["consolidated.safetensors", "m1.safetensors", "fp32/m.safetensors"], b"large")
-    fake_hub.repositories["o/m"] = {**SMALL, "model.safetensors.index.json": json.dumps(index).encode(), **others}
+    indexed = {**SMALL, "model.safetensors.index.json": json.dumps(index).encode()}
+    fake_hub.repositories["o/m"] = {**indexed, **meant, **others}
+    whole()
+    assert {name for name in fake_hub.sent() if name.endswith(".safetensors")} == set(meant)
+
+
+def test_nothing_large_is_fetched_of_a_model_that_lacks_a_shard(fake_hub: FakeHub) -> None:
+    index = {"model.safetensors.index.json": json.dumps(INDEX).encode()}
+    fake_hub.repositories["o/m"] = {**SMALL, **index, "model-00001-of-00002.safetensors": b"large"}
     refused("lacks files", CheckpointError)
     assert not any(name.endswith(".safetensors") for name in fake_hub.sent())
 
@@ -214,7 +225,7 @@ def test_sharded_bin(fake_hub: FakeHub) -> None:
 
 def test_chat_templates_beside_the_tokenizer(model: FakeHub) -> None:
     model.repositories["o/m"] |= {"chat_template.jinja": b"one", "additional_chat_templates/tools.jinja": b"two"}
-    directory = whole().directory
+    directory = resolve("o/m").directory
     assert (directory / "chat_template.jinja").read_bytes() == b"one"
     assert (directory / "additional_chat_templates" / "tools.jinja").read_bytes() == b"two"
 
@@ -327,8 +338,10 @@ def test_no_network(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_network_and_half_a_model(model: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    (whole().directory / "model.safetensors").unlink()
+    """The small files serve from the cache, as offline; the weights are what is missed."""
+    directory = resolve("o/m").directory
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert resolve("o/m").directory == directory
     refused("cannot reach the hub for o/m.*It holds o/m")
 
 

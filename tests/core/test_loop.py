@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from fastgen.core import loop as loop_module
-from fastgen.core.loop import EngineLoop, Submission
+from fastgen.core.loop import CallerGone, EngineLoop, Submission
 from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError
 from fastgen.testing.scripted import ScriptedEngine
 from fastgen.testing.tokenizers import build_byte_tokenizer, save_tokenizer
@@ -322,6 +327,193 @@ def test_e8_a_broken_caller_ends_its_own_request(loop: EngineLoop, engine: Scrip
     assert recorder(good).wait().text() == "good"
     assert engine.aborted == [(bad.request_id, None)]
     assert len(recorder(bad).chunks) == 2  # the first, and the last, which it was told in vain
+
+
+def test_a_caller_that_is_gone_is_no_failure(
+    loop: EngineLoop, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(chunk: Chunk) -> None:
+        raise CallerGone("Event loop is closed")
+
+    caplog.set_level(logging.DEBUG)
+    left = replace(new(loop, "left" * 100), sink=Recorder(gone))
+    loop.submit([left]).result(SECONDS)
+    assert ask(loop, "good").text() == "good"
+    assert engine.aborted == [(left.request_id, None)]
+    assert len(recorder(left).chunks) == 1
+    assert loop._requests == {}
+    assert [r.levelname for r in caplog.records if left.request_id in r.getMessage()] == ["DEBUG"]
+
+
+# ---- what plugins may raise, and where ---------------------------------------------------------------------------------
+
+
+class Death(BaseException):
+    """Neither an Exception nor SystemExit."""
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: object) -> Any:
+        raise error
+
+    return fail
+
+
+def test_e8_a_command_that_calls_sys_exit_hurts_no_one(loop: EngineLoop, engine: ScriptedEngine) -> None:
+    gate = hold(engine)
+    loop.submit([new(loop, "busy")]).result(SECONDS)
+    futures = [loop.run(raising(SystemExit(2))), loop.run(lambda: "next"), loop.submit([new(loop, "x")])]
+    gate.set()
+    assert isinstance(futures[0].exception(SECONDS), SystemExit)
+    assert [future.result(SECONDS) for future in futures[1:]] == ["next", None]
+    assert ask(loop, "abc").text() == "abc"
+
+
+def test_e8_a_batch_of_which_one_exits_is_not_accepted(loop: EngineLoop, engine: ScriptedEngine) -> None:
+    engine.script = lambda prompt, index: raising(SystemExit(2))() if prompt == list(b"exit") else prompt
+    batch = [new(loop, "good"), new(loop, "exit")]
+    assert isinstance(loop.submit(batch).exception(SECONDS), SystemExit)
+    assert ask(loop, "abc").text() == "abc"
+    assert engine.aborted == [(batch[0].request_id, None)]
+    assert recorder(batch[0]).chunks == []
+
+
+def test_whatever_a_command_raises_nobody_waits_for_ever(engine: ScriptedEngine) -> None:
+    gate = hold(engine)
+    loop = EngineLoop(engine)
+    running, waiting = new(loop, "running"), new(loop, "waiting")
+    loop.submit([running]).result(SECONDS)
+    futures = [loop.run(raising(Death("enough"))), loop.submit([waiting]), loop.run(lambda: None)]
+    gate.set()
+    errors = [future.exception(SECONDS) for future in futures]
+    assert [type(error) for error in errors] == [Death, EngineClosedError, EngineClosedError]
+    assert "Death: enough" in str(errors[1])
+    (error,) = recorder(running).wait().errors
+    assert "Death: enough" in str(error)
+    loop.close(SECONDS)
+    assert engine.closed
+
+
+@pytest.mark.parametrize("where", ["detokenizer", "sink"])
+def test_e8_sys_exit_in_the_way_out_ends_its_own_request(loop: EngineLoop, engine: ScriptedEngine, where: str) -> None:
+    gate = hold(engine)
+    bad, good = new(loop, "bad" * 50), new(loop, "good")
+    loop.submit([bad, good]).result(SECONDS)
+    if where == "sink":
+        recorder(bad)._on_chunk = raising(SystemExit(2))
+    else:
+        loop._requests[bad.request_id].collector._streams[0].push = raising(SystemExit(2))
+    gate.set()
+    assert recorder(good).wait().text() == "good"
+    assert recorder(bad).wait().chunks[-1].error == "it called sys.exit(2)"
+    assert engine.aborted == [(bad.request_id, None)]
+
+
+def test_a_death_in_a_step_and_in_a_caller_is_heard_by_everyone(engine: ScriptedEngine) -> None:
+    gate = hold(engine)
+    loop = EngineLoop(engine)
+    requests = [new(loop, "one"), new(loop, "two")]
+    recorder(requests[0]).fail = raising(Death())  # type: ignore[method-assign]
+    loop.submit(requests).result(SECONDS)
+    engine.step = raising(Death("in a step"))  # type: ignore[method-assign]
+    gate.set()
+    with suppress(EngineClosedError):
+        loop.run(lambda: None).exception(SECONDS)
+    (error,) = recorder(requests[1]).wait().errors
+    assert "Death: in a step" in str(error)
+    loop.close(SECONDS)
+    assert engine.closed
+
+
+# ---- finalisers, which run in the middle of any line ---------------------------------------------------------------------
+
+
+@contextmanager
+def at_every_line(act: Callable[[], object]) -> Iterator[None]:
+    """In threads begun inside the block, ``act`` is called before each line of loop.py, as a collection might."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != loop_module.__file__:
+            return None
+        if event == "line":
+            act()
+        return trace
+
+    before = threading.gettrace()
+    threading.settrace(trace)
+    try:
+        yield
+    finally:
+        threading.settrace(before)  # type: ignore[arg-type]
+
+
+def test_a_command_from_a_finaliser_is_never_lost(engine: ScriptedEngine) -> None:
+    """Given at each line of the loop's own thread, once; with none after it that would wake the loop."""
+    futures: dict[int, Future[None]] = {}
+    made: list[EngineLoop] = []
+
+    def act() -> None:
+        line = sys._getframe(2).f_lineno
+        if made and line not in futures and not made[0].closed:
+            futures[line] = made[0].run(lambda: None)
+
+    with at_every_line(act):
+        made.append(EngineLoop(engine))
+    assert ask(made[0], "abc").text() == "abc"
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end and (len(futures) < 20 or not all(future.done() for future in futures.values())):
+        time.sleep(0.01)
+    assert [line for line, future in futures.items() if not future.done()] == []
+    assert len(futures) >= 20
+    made[0].close(SECONDS)
+
+
+def test_a_stop_from_a_finaliser_is_never_lost(tokenizer: Tokenizer) -> None:
+    """At the first line of the loop's thread, then in another loop at the second, until they are all through."""
+    for line in itertools.count():
+        countdown = itertools.count(line, -1)
+        made: list[EngineLoop] = []
+        ready, stopped = threading.Event(), threading.Event()
+
+        def act(
+            made: list[EngineLoop] = made,
+            ready: threading.Event = ready,
+            stopped: threading.Event = stopped,
+            countdown: Iterator[int] = countdown,
+        ) -> None:
+            assert ready.wait(SECONDS)
+            if next(countdown) == 0:
+                made[0].stop()
+                stopped.set()
+
+        with at_every_line(act):
+            made.append(EngineLoop(ScriptedEngine(tokenizer)))
+        request = new(made[0], "ab")
+        accepted = made[0].submit([request])
+        ready.set()
+        if accepted.exception(SECONDS) is None:
+            recorder(request).wait()
+            stopped.wait(0.2)
+        if not stopped.is_set():
+            made[0].close(SECONDS)
+            break
+        made[0]._thread.join(SECONDS)
+        assert not made[0]._thread.is_alive()
+    assert line > 20
+
+
+def test_a_command_given_while_the_loop_ends_is_refused(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the loop looked for commands the last time, before the caller could know."""
+    loop = EngineLoop(engine)
+
+    def late() -> Future[None]:
+        loop.close(SECONDS)
+        return Future()
+
+    monkeypatch.setattr(loop_module, "Future", late)
+    assert isinstance(loop.run(lambda: None).exception(SECONDS), EngineClosedError)
 
 
 def test_close_fails_what_runs_and_what_waits(engine: ScriptedEngine) -> None:

@@ -55,8 +55,7 @@ def make_processors(
             ) from error
         if not callable(processor):
             raise InvalidRequestError(
-                f"logits processor {name!r} made a {type(processor).__name__}, which cannot be called",
-                field="logits_processors",
+                f"logits processor {name!r} made {processor!r}, which cannot be called", field="logits_processors"
             )
         made.append((name, processor))
     return made

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -24,6 +25,7 @@ from fastgen_gguf.repairs import complete_config, end_token_ids, split_digits, u
 
 __all__ = ["QuickReader", "convert"]
 
+_LINK = "model.gguf"
 _EXACT = (torch.bfloat16, torch.float16)
 
 
@@ -41,12 +43,11 @@ def convert(source: Path, target: Path, *, dtype: str | None = None) -> None:
     header = read_header(source)
     if "tokenizer.ggml.model" not in header.metadata:
         raise UnsupportedModelError(f"{source} holds no tokenizer, so text cannot be read with it")
-    place: dict[str, Any] = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     try:
-        with _parsed_once(), _quiet():
-            config = AutoConfig.from_pretrained(**place)
+        with _alone(source) as place, _parsed_once(), _quiet():
+            config = AutoConfig.from_pretrained(**place, local_files_only=True, trust_remote_code=False)
             complete_config(config, header, source)
-            tokenizer = AutoTokenizer.from_pretrained(**place)
+            tokenizer = AutoTokenizer.from_pretrained(**place, local_files_only=True, trust_remote_code=False)
             split_digits(tokenizer, header)
             tokenizer.save_pretrained(target)
             model = _load(place, config, header, source, dtype)
@@ -61,7 +62,16 @@ def convert(source: Path, target: Path, *, dtype: str | None = None) -> None:
         _save(model, target, header, narrow=dtype is None)
 
 
-def _load(place: dict[str, Any], config: Any, header: Header, source: Path, dtype: str | None) -> PreTrainedModel:
+@contextmanager
+def _alone(source: Path) -> Iterator[dict[str, str]]:
+    """The file for transformers, in a folder of its own: files beside a GGUF are not part of it, and transformers
+    would read them (config.json, which may name code to run, a chat template, an adapter)."""
+    with tempfile.TemporaryDirectory(prefix="fastgen-gguf-") as folder:
+        (Path(folder) / _LINK).symlink_to(source.absolute())
+        yield {"pretrained_model_name_or_path": folder, "gguf_file": _LINK}
+
+
+def _load(place: dict[str, str], config: Any, header: Header, source: Path, dtype: str | None) -> PreTrainedModel:
     options: dict[str, Any] = {"config": config, "dtype": dtype or "float32", "output_loading_info": True}
     try:
         from transformers import GgufConfig
@@ -69,7 +79,9 @@ def _load(place: dict[str, Any], config: Any, header: Header, source: Path, dtyp
         options["quantization_config"] = GgufConfig(dequantize=True)
     except ImportError:  # earlier releases always unpack
         pass
-    model, info = AutoModelForCausalLM.from_pretrained(**place, **options)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        **place, **options, local_files_only=True, trust_remote_code=False
+    )
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise CheckpointError(f"{source} does not fit the model it describes: it lacks {_some(missing)}")

@@ -296,6 +296,47 @@ def test_a_tensor_is_missing(write: Write, target: Path) -> None:
         convert(write(without=("blk.1.ffn_down.weight",)), target)
 
 
+# ---- files beside it -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named_in", ["config.json", "tokenizer_config.json"])
+def test_f5_code_beside_the_file_never_runs(
+    write: Write, target: Path, named_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither run nor asked about: `auto_map` of a file that happens to lie there is nothing to a GGUF."""
+    path = write()
+    marker = path.parent / "ran"
+    for module in ("configuration_x", "tokenization_x", "modeling_x"):
+        (path.parent / f"{module}.py").write_text(f"open({str(marker)!r}, 'w')")
+    auto_map = {
+        "AutoConfig": "configuration_x.XConfig",
+        "AutoTokenizer": ["tokenization_x.XTokenizer", None],
+        "AutoModelForCausalLM": "modeling_x.XModel",
+    }
+    (path.parent / named_in).write_text(json.dumps({"model_type": "x", "auto_map": auto_map}))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked the user whether to run code"))
+    convert(path, target)
+    assert not marker.exists()
+    assert config_of(target)["model_type"] == "llama"
+    assert not list(target.glob("*.py"))
+    assert "auto_map" not in "".join(file.read_text() for file in target.glob("*.json"))
+
+
+def test_files_beside_it_change_nothing(write: Write, tmp_path: Path) -> None:
+    path = write()
+    results = []
+    for number in range(2):
+        target = tmp_path / str(number)
+        target.mkdir()
+        convert(path, target)
+        results.append({file.name: file.read_bytes() for file in target.iterdir()})
+        (path.parent / "chat_template.jinja").write_text("another")
+        (path.parent / "generation_config.json").write_text('{"eos_token_id": 7, "temperature": 0.1}')
+        (path.parent / "tokenizer_config.json").write_text('{"eos_token": "<|eom|>"}')
+        (path.parent / "adapter_config.json").write_text('{"base_model_name_or_path": "x", "peft_type": "LORA"}')
+    assert results[0] == results[1]
+
+
 # ---- as a plugin ---------------------------------------------------------------------------------------------------
 
 
