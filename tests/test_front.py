@@ -465,20 +465,29 @@ def test_a_caller_who_left_is_not_worth_a_warning(
     that is neither read nor dropped."""
     slow(engine)
     caplog.set_level(logging.DEBUG)
-    gate, kept = threading.Event(), []
+    steps, kept = threading.Semaphore(0), []
+    engine.on_step = lambda: None if steps.acquire(timeout=SECONDS) else None
+
+    async def in_step(number: int) -> None:
+        while engine.steps < number:
+            await asyncio.sleep(0.001)
+        for _ in range(10):  # what was on its way has come
+            await asyncio.sleep(0)
 
     async def main() -> None:
         stream = pipe.astream("a")
-        call = asyncio.ensure_future(pipe.acall("b")) if how == "cancel" else None
-        await anext(stream)
-        while len(engine.added) < 1 + (call is not None):
-            await asyncio.sleep(0.001)
-        engine.on_step = lambda: None if gate.wait(SECONDS) else None
+        task = asyncio.ensure_future(pipe.acall("a") if how == "cancel" else anext(stream))
+        await in_step(1)
+        if how != "cancel":
+            steps.release()
+            assert (await task).text == "x"
+            await in_step(2)
         if how == "kept":
             kept.append(stream)
 
     asyncio.run(main())
-    gate.set()
+    engine.on_step = lambda: None
+    steps.release(2)
     wait_until(lambda: aborted(engine))
     assert pipe.stats() > 0
     assert pipe._loop._requests == {}
@@ -747,7 +756,7 @@ class Exits:
 
         def process(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
             if len(output_ids) == options["after"]:
-                raise options.get("error") or SystemExit(2)
+                raise options["error"](2)
             return logits
 
         return process
@@ -772,13 +781,15 @@ def test_tiny_e8_a_processor_that_exits_while_it_is_made(exits: Pipeline, prompt
     assert len(exits("a", max_new_tokens=3, ignore_eos=True).token_ids) == 3
 
 
-@pytest.mark.parametrize("error", [None, Unspeakable()], ids=["exit", "unspeakable"])
-def test_tiny_e8_a_processor_that_exits_ends_its_own_request(exits: Pipeline, error: Exception | None) -> None:
+@pytest.mark.parametrize(("error", "words"), [(SystemExit, "it called sys.exit(2)"), (Unspeakable, "Unspeakable")])
+def test_tiny_e8_a_processor_that_exits_ends_its_own_request(
+    exits: Pipeline, error: type[BaseException], words: str
+) -> None:
     options: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
     stream = exits.stream("abc", **options)
     bad = exits("a", logits_processors={"exits": {"after": 2, "error": error}}, **options)
     assert (bad.finish_reason, len(bad.token_ids)) == ("error", 2)
-    assert bad.error == f"logits processor 'exits' failed: {'it called sys.exit(2)' if error is None else 'Unspeakable'}"
+    assert bad.error == f"logits processor 'exits' failed: {words}"
     assert len(list(stream)) == 8
     assert stream.response().finish_reason == "length"
 
@@ -837,7 +848,7 @@ def test_tiny_nothing_is_left_behind(real: Pipeline) -> None:
     assert real.engine._requests == {}
     assert real._loop._commands.empty()
     gc.collect()
-    left_over = [one for one in gc.get_objects() if isinstance(one, Collector | ResponseBuilder | Sequence)]
+    left_over = [one for one in gc.get_objects() if type(one) in (Collector, ResponseBuilder, Sequence)]
     assert left_over == []
 
 

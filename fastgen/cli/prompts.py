@@ -18,6 +18,8 @@ __all__ = ["Job", "from_arguments", "from_file", "from_stdin"]
 
 KINDS = ("prompt", "prompt_token_ids", "messages")
 SHOWN_PROBLEMS = 5
+MAX_STDIN_BYTES = 64 * 2**20
+"""Far more than any model reads; a pipe that never ends is refused before it fills the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,17 @@ def from_stdin(params: SamplingParams, *, chat: bool) -> Job:
     """All of standard input as one prompt, less the line end that the shell adds.
 
     Raises:
-        InvalidRequestError: it is empty or no UTF-8.
+        InvalidRequestError: it is empty, endless or no UTF-8.
     """
     if sys.stdin.isatty():
         click.echo("Type the prompt; Ctrl-D on a line of its own ends it.", err=True)
-    text = _decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n").removesuffix("\r")
+    data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
+    if len(data) > MAX_STDIN_BYTES:
+        raise InvalidRequestError(
+            f"standard input is one prompt, and has more than {MAX_STDIN_BYTES // 2**20} MiB; for many prompts use --file",
+            field="prompt",
+        )
+    text = _decoded(data, "standard input").removesuffix("\n").removesuffix("\r")
     if not text:
         raise InvalidRequestError("standard input holds no prompt; give one as an argument, or --file", field="prompt")
     return _job("standard input", text, params, chat)

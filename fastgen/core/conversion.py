@@ -62,7 +62,8 @@ def convert(source: Path, spec: CheckpointFormatSpec, *, version: str) -> tuple[
             if target.is_dir():  # another process was faster
                 return target, True
             _convert(source, spec, target, version)
-        _tidy(cache, source, target)
+        with suppress(OSError):  # room that cannot be made free is no reason to fail
+            _tidy(cache, source, target)
     except OSError as error:
         if _is_full(error):
             raise _disk_full(source, cache) from None
@@ -116,12 +117,11 @@ def _is_open(file: IO[str], path: Path) -> bool:
 def _tidy(cache: Path, source: Path, target: Path) -> None:
     """Delete what ``target`` supersedes, and what processes that died left behind. What is being converted stays."""
     for entry in list(cache.iterdir()):
-        old = entry.is_dir() and entry != target and (entry.suffix == _PARTIAL or _source_of(entry) == _path(source))
-        if not old:
-            continue
-        with _lock(entry.with_suffix(_LOCK), wait=False) as held:
-            if held:
-                _delete(entry)
+        superseded = entry != target and _source_of(entry) == _path(source)
+        if superseded or entry.suffix in (_PARTIAL, _LOCK):
+            with _lock(entry.with_suffix(_LOCK), wait=False) as held:
+                if held and entry.suffix != _LOCK:
+                    _delete(entry)
 
 
 def _delete(entry: Path) -> None:

@@ -55,3 +55,7 @@ def test_errors_are_one_line(tmp_path):
     shown = explain(str(tmp_path))
     assert (shown.exit_code, shown.stderr.count("\n")) == (1, 1)
     assert shown.stderr.startswith("error: ")
+
+
+def test_help_says_what_becomes_of_the_weights():
+    assert "Weights are fetched if they are not here, and not read." in " ".join(explain("--help").stdout.split())

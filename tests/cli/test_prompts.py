@@ -129,3 +129,12 @@ def test_stdin_that_is_no_prompt(monkeypatch: pytest.MonkeyPatch, data: bytes, m
     monkeypatch.setattr("sys.stdin", Stdin(data))
     with pytest.raises(InvalidRequestError, match=message):
         from_stdin(PARAMS, chat=False)
+
+
+def test_stdin_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastgen.cli.prompts.MAX_STDIN_BYTES", 8)
+    monkeypatch.setattr("sys.stdin", Stdin(b"12345678"))
+    assert from_stdin(PARAMS, chat=False).prompt == "12345678"
+    monkeypatch.setattr("sys.stdin", Stdin(b"123456789"))
+    with pytest.raises(InvalidRequestError, match="use --file"):
+        from_stdin(PARAMS, chat=False)

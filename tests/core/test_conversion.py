@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from fastgen.core import conversion
@@ -53,7 +54,7 @@ def failing(error: Exception) -> CheckpointFormatSpec:
 
 
 def left_over(cache: Path) -> list[str]:
-    return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
+    return sorted(path.name for path in cache.iterdir())
 
 
 def test_once(source: Path, cache: Path) -> None:
@@ -67,7 +68,7 @@ def test_once(source: Path, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["content", "date", "version", "format"])
-def test_again_when_something_changed(source: Path, change: str) -> None:
+def test_again_when_something_changed(source: Path, cache: Path, change: str) -> None:
     first, _ = convert(source, toy(), version="1")
     if change == "content":
         stat = source.stat()
@@ -79,6 +80,73 @@ def test_again_when_something_changed(source: Path, change: str) -> None:
     second, before = convert(source, spec, version="2" if change == "version" else "1")
     assert not before
     assert second != first
+    assert left_over(cache) == [second.name]  # the older one made room
+
+
+def test_what_came_from_another_path_stays(source: Path, cache: Path) -> None:
+    first, _ = convert(source, toy(), version="1")
+    other = source.with_name("other.toy")
+    other.write_bytes(b"other")
+    second, _ = convert(other, toy(), version="1")
+    third, _ = convert(other, toy(), version="2")
+    assert left_over(cache) == sorted([first.name, third.name])
+    assert second.name not in left_over(cache)
+
+
+def test_the_path_may_be_spelt_differently(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(source, toy(), version="1")
+    monkeypatch.chdir(tmp_path)
+    second, _ = convert(Path(f"../{tmp_path.name}/{source.name}"), toy(), version="2")
+    assert left_over(cache) == [second.name]
+
+
+def test_a_failed_conversion_leaves_the_older_one(source: Path, cache: Path) -> None:
+    first, _ = convert(source, toy(), version="1")
+    with pytest.raises(CheckpointError):
+        convert(source, failing(ValueError("bad")), version="2")
+    assert left_over(cache) == [first.name]
+    assert convert(source, toy(), version="1") == (first, True)
+
+
+@pytest.mark.parametrize("note", [None, "{", "[]", "{}"])
+def test_folders_of_unknown_origin_stay(source: Path, cache: Path, note: str | None) -> None:
+    (cache / "mine").mkdir(parents=True)
+    if note is not None:
+        (cache / "mine" / "fastgen.json").write_text(note)
+    directory, _ = convert(source, toy(), version="1")
+    assert left_over(cache) == sorted([directory.name, "mine"])
+
+
+def test_what_another_process_converts_is_left_alone(source: Path, cache: Path) -> None:
+    """An older plugin works on the same file while a newer one is done with it; then the older one is done."""
+    context = multiprocessing.get_context("fork")
+    go, begun = context.Event(), context.Event()
+
+    def run(source: Path, target: Path, *, dtype: str | None) -> None:
+        write_model(source, target, dtype=dtype)
+        begun.set()
+        assert go.wait(60)
+
+    child = context.Process(target=convert, args=(source, toy(run)), kwargs={"version": "1"})
+    child.start()
+    assert begun.wait(60)
+    newer, _ = convert(source, toy(), version="2")
+    assert {Path(name).suffix for name in left_over(cache)} == {"", ".lock", ".partial"}
+    assert newer.is_dir()
+    go.set()
+    child.join()
+    assert child.exitcode == 0
+    assert convert(source, failing(RuntimeError("not again")), version="1")[1]
+
+
+def test_files_in_use_stay_readable(source: Path) -> None:
+    first, _ = convert(source, toy(), version="1")
+    with safe_open(first / "model.safetensors", "pt") as file:
+        convert(source, toy(), version="2")
+        assert not first.exists()
+        assert torch.equal(file.get_tensor("a"), torch.ones(2))
 
 
 def test_a_copy_with_its_date_is_the_same_file(source: Path, tmp_path: Path) -> None:
@@ -176,16 +244,22 @@ def test_concurrent_converters(source: Path, cache: Path) -> None:
     assert len({directory for directory, _, _ in answers}) == 1
     assert sorted(before for _, before, _ in answers) == [False, True, True, True]
     assert all(whole for _, _, whole in answers)
+    assert [name for name in left_over(cache) if "." in name] == []
 
 
-def test_leftovers_of_a_process_that_died(source: Path, cache: Path) -> None:
+@pytest.mark.parametrize("other_first", [False, True])
+def test_leftovers_of_a_process_that_died(source: Path, cache: Path, other_first: bool) -> None:
+    """The next conversion, of this file or another, takes them away."""
     child = multiprocessing.get_context("fork").Process(target=die_in_child, args=(source,))
     child.start()
     child.join()
-    assert [Path(name).suffix for name in left_over(cache)] == [".partial"]
-    directory, before = convert(source, toy(), version="1")
-    assert not before
-    assert left_over(cache) == [directory.name]
+    assert [Path(name).suffix for name in left_over(cache)] == [".lock", ".partial"]
+    other = source.with_name("other.toy")
+    other.write_bytes(b"other")
+    for wanted in (other, source) if other_first else (source,):
+        directory, before = convert(wanted, toy(), version="1")
+        assert not before
+        assert [name for name in left_over(cache) if "." in name] == []
     assert not (directory / "half").exists()
 
 
