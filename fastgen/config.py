@@ -38,7 +38,9 @@ class EngineConfig(BaseModel):
         default="auto", description="Number format of weights and cache. auto: float32 on a CPU, else the checkpoint's."
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ... auto: a GPU if torch sees one.")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads for the maths, of the whole process. Unset: torch's choice.")
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads for the maths, of the whole process. Unset: torch's choice."
+    )
     max_batch_tokens: int = Field(
         default=512, ge=1, description="The token budget: tokens in one forward pass, prompts and generations together."
     )
@@ -64,7 +66,11 @@ class EngineConfig(BaseModel):
         default=None, ge=0, lt=2**63, description="Makes requests without a seed, and policy random, repeatable."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a model on the hub.")
-    token: str | None = Field(default=None, repr=False, description="Access token for the hub. Unset: the saved login.")
+    token: str | None = Field(
+        default=None,
+        repr=False,
+        description="Access token for the hub, or for the source a plugin offers. Unset: the hub uses the saved login.",
+    )
     offline: bool = Field(default=False, description="Use files already on this machine only.")
     trust_remote_code: bool = Field(default=False, description="Let code shipped with a checkpoint run. Off is safe.")
     load_bin: bool = Field(default=False, description="Allow PyTorch .bin weights (loaded with weights_only).")

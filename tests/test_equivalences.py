@@ -1,16 +1,22 @@
-"""A response does not depend on who shared its passes: text, ids, log-probabilities, usage and reason are the same
-alone, batched, in pieces, preempted and resumed, from a cached prefix, and streamed."""
+"""A response does not depend on who shared its passes: it is the same alone, batched, in pieces, preempted and resumed,
+from a cached prefix, and streamed. All of it is compared. Allowed to differ are, and are listed in ``bare``,
+
+- the request's id;
+- ``usage.cached_tokens``, where a prefix may be found in the cache: it is on, and no prompt logprobs are asked for;
+- the last digits of log-probabilities, whose sums are made in another order.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 import fastgen
+from fastgen.core.policy import Outcome, Plan, Sequence
+from fastgen.front import AsyncChunkStream, ChunkStream
 from fastgen.testing.checkpoints import tiny_llama
 from fastgen.types import Chunk, Completion, Response, SamplingParams, TokenLogprob, Usage
 
@@ -51,11 +57,20 @@ def run_alone(pipe: fastgen.Pipeline) -> list[Response]:
 def run_together(pipe: fastgen.Pipeline) -> list[Response]:
     """All in flight at once, as streams that are read only when every one has been handed in."""
     streams = [pipe.stream(text, params=params(options)) for text, options in REQUESTS]
-    return [joined(stream, *request) for stream, request in zip(streams, REQUESTS, strict=True)]
+    return [checked(stream, list(stream), options) for stream, (_, options) in zip(streams, REQUESTS, strict=True)]
 
 
-def joined(chunks: Iterable[Chunk], text: str, options: dict) -> Response:
-    """The response that a stream's chunks add up to."""
+def checked(stream: ChunkStream | AsyncChunkStream, chunks: list[Chunk], options: dict) -> Response:
+    """The stream's response, which its chunks must add up to."""
+    response = stream.response()
+    assert (response.choices, response.usage) == added_up(chunks, options)
+    assert {chunk.request_id for chunk in chunks} == {response.request_id}
+    assert stream.prompt_logprobs == response.prompt_logprobs
+    return response
+
+
+def added_up(chunks: list[Chunk], options: dict) -> tuple[list[Completion], Usage]:
+    """Choices and usage, made from the chunks alone."""
     choices: dict[int, list[Chunk]] = {}
     usage = None
     for chunk in chunks:
@@ -78,16 +93,30 @@ def joined(chunks: Iterable[Chunk], text: str, options: dict) -> Response:
                 error=last.error,
             )
         )
-    return Response("", [], completions, usage, prompt=text)
+    return completions, usage
 
 
-def assert_same(got: Response, want: Response) -> None:
-    assert got.usage.prompt_tokens == want.usage.prompt_tokens
-    assert got.usage.completion_tokens == want.usage.completion_tokens
-    assert len(got.choices) == len(want.choices)
+def bare(response: Response, *, cached: bool) -> Response:
+    """Without what may differ; ``cached``: whether the tokens found in the cache may. The log-probabilities are
+    compared on their own."""
+    usage = replace(response.usage, cached_tokens=0) if cached else response.usage
+    choices = [replace(choice, logprobs=None) for choice in response.choices]
+    return replace(response, request_id="", usage=usage, choices=choices, prompt_logprobs=None)
+
+
+def assert_same(got: Response, want: Response, *, cached: bool = False) -> None:
+    """``cached``: whether the cache may hold some of the prompt."""
+    cached = cached and want.prompt_logprobs is None
+    assert bare(got, cached=cached) == bare(want, cached=cached)
+    assert 0 <= got.usage.cached_tokens < got.usage.prompt_tokens
+    assert_same_logprobs(got.prompt_logprobs, want.prompt_logprobs)
     for one, other in zip(got.choices, want.choices, strict=True):
-        assert replace(one, logprobs=None) == replace(other, logprobs=None)
         assert_same_logprobs(one.logprobs, other.logprobs)
+
+
+def assert_all_same(got: list[Response], want: list[Response], *, cached: bool = False) -> None:
+    for one, other in zip(got, want, strict=True):
+        assert_same(one, other, cached=cached)
 
 
 def assert_same_logprobs(got: list[TokenLogprob | None] | None, want: list[TokenLogprob | None] | None) -> None:
@@ -131,8 +160,7 @@ CIRCUMSTANCES = {
 @pytest.mark.parametrize("options", CIRCUMSTANCES.values(), ids=CIRCUMSTANCES)
 def test_streamed_together(directory, alone, options):
     with load(directory, **options) as pipe:
-        for got, want in zip(run_together(pipe), alone, strict=True):
-            assert_same(got, want)
+        assert_all_same(run_together(pipe), alone, cached=options.get("prefix_caching", True))
         stats = pipe.stats()
         assert stats.used_blocks == 0
         assert (stats.preemptions > 0) == (options.get("num_blocks") == 25)
@@ -141,8 +169,7 @@ def test_streamed_together(directory, alone, options):
 def test_prefix_hit(directory, alone):
     with load(directory) as pipe:
         first, second = run_alone(pipe), run_alone(pipe)
-    for got, want in zip(first + second, alone + alone, strict=True):
-        assert_same(got, want)
+    assert_all_same(first + second, alone + alone, cached=True)
     assert any(response.usage.cached_tokens for response in first)  # some prompts begin alike
     for response, (_, options) in zip(second, REQUESTS, strict=True):
         expected = 0 if "prompt_logprobs" in options else (response.usage.prompt_tokens - 1) // 4 * 4
@@ -155,8 +182,7 @@ def test_one_call_for_many(directory, alone):
     options = {"max_new_tokens": 9, "seed": 3, "temperature": 1.0, "logprobs": 1}
     with load(directory) as pipe:
         singles = [pipe(text, **options) for text in texts]
-        for got, want in zip(pipe(texts, **options), singles, strict=True):
-            assert_same(got, want)
+        assert_all_same(pipe(texts, **options), singles, cached=True)
 
 
 def test_prompt_logprobs_survive_company(directory, alone):
@@ -167,32 +193,102 @@ def test_prompt_logprobs_survive_company(directory, alone):
         got = pipe(text, params=params(options))
         for other in others:
             list(other)
-    assert got.prompt_logprobs[0] is None
-    assert_same_logprobs(got.prompt_logprobs, alone[number].prompt_logprobs)
+    assert [entry is None for entry in got.prompt_logprobs] == [True] + [False] * (got.usage.prompt_tokens - 1)
+    assert_same(got, alone[number])
+
+
+def test_d9_prompt_logprobs_survive_preemption(directory):
+    """Of prompts that lose their blocks when they are half read, and of those that lose them later."""
+    texts = ["a stream that goes first and grows", *(f"{number} is the one I think of" * 2 for number in range(5))]
+    options = {"max_new_tokens": 60, "temperature": 1.0, "seed": 9, "ignore_eos": True, "prompt_logprobs": 2}
+    with load(directory, prefix_caching=False) as pipe:
+        alone = [pipe(text, **options) for text in texts]
+    with load(directory, num_blocks=48, max_batch_tokens=6, max_sequences=4) as pipe:
+        victims = preempted_ones(pipe)
+        streams = [pipe.stream(text, **options, priority=-number) for number, text in enumerate(texts)]
+        got = [checked(stream, list(stream), options) for stream in streams]
+    assert_all_same(got, alone)
+    assert set(victims) == {"half read", "later"}
+
+
+def preempted_ones(pipe: fastgen.Pipeline) -> list[str]:
+    """Filled while the pipeline runs: how far each sequence that lost its blocks had come."""
+    found: list[str] = []
+    scheduler = pipe.engine.scheduler
+    before: dict[Sequence, int] = {}
+    plan, commit = scheduler.plan, scheduler.commit
+
+    def watch_plan() -> Plan:
+        made = plan()
+        for sequence in made.preempted:
+            if before.get(sequence, 0):
+                found.append("half read" if before[sequence] < sequence.num_prompt else "later")
+        return made
+
+    def watch_commit(made: Plan, tokens: list[int | None]) -> list[Outcome]:
+        outcomes = commit(made, tokens)
+        before.update((sequence, sequence.num_computed) for sequence in made.sequences)
+        return outcomes
+
+    scheduler.plan, scheduler.commit = watch_plan, watch_commit
+    return found
 
 
 def test_async_equals_sync(directory, alone):
     async def collect(pipe, text, options) -> Response:
-        return joined([chunk async for chunk in pipe.astream(text, params=params(options))], text, options)
+        stream = pipe.astream(text, params=params(options))
+        return checked(stream, [chunk async for chunk in stream], options)
 
     async def main(pipe) -> list[Response]:
         return await asyncio.gather(*(collect(pipe, text, options) for text, options in REQUESTS))
 
     with load(directory) as pipe:
-        for got, want in zip(asyncio.run(main(pipe)), alone, strict=True):
-            assert_same(got, want)
+        assert_all_same(asyncio.run(main(pipe)), alone, cached=True)
+        whole = asyncio.run(pipe.acall(REQUESTS[5][0], params=params(REQUESTS[5][1])))
+        assert_same(whole, alone[5])
 
 
 def test_the_comparison_can_fail(alone):
-    """A control of the comparison: one other token, a shifted log-probability, another count are all seen."""
-    want = alone[1]
-    choice = want.choices[0]
-    assert choice.logprobs is not None
-    worse = replace(choice.logprobs[0], logprob=choice.logprobs[0].logprob + 0.01)
-    for changed in (
-        replace(want, choices=[replace(choice, token_ids=[*choice.token_ids[:-1], 0])]),
-        replace(want, choices=[replace(choice, logprobs=[worse, *choice.logprobs[1:]])]),
-        replace(want, usage=Usage(want.usage.prompt_tokens, want.usage.completion_tokens - 1)),
-    ):
+    """A control of the comparison: a change of any one thing is seen, and the listed differences are not."""
+    for want in (alone[1], alone[5]):
+        (choice,), usage = want.choices, want.usage
+        for changes in (
+            {"choices": [replace(choice, token_ids=[*choice.token_ids[:-1], 0])]},
+            {"choices": [replace(choice, text=f"{choice.text} ")]},
+            {"choices": [replace(choice, finish_reason="abort")]},
+            {"choices": [replace(choice, stop="x")]},
+            {"choices": [replace(choice, logprobs=shifted(choice.logprobs))]},
+            {"choices": [choice, choice]},
+            {"usage": replace(usage, prompt_tokens=usage.prompt_tokens + 1)},
+            {"usage": replace(usage, completion_tokens=usage.completion_tokens - 1)},
+            {"usage": replace(usage, cached_tokens=usage.prompt_tokens)},
+            {"prompt": f"{want.prompt} "},
+            {"prompt_token_ids": want.prompt_token_ids[1:]},
+            {"prompt_logprobs": shifted(want.prompt_logprobs)},
+        ):
+            with pytest.raises(AssertionError):
+                assert_same(replace(want, **changes), want, cached=True)
+        hit = replace(want, request_id="other", usage=replace(usage, cached_tokens=1))
         with pytest.raises(AssertionError):
-            assert_same(changed, want)
+            assert_same(hit, want)
+    assert_same(
+        replace(alone[1], request_id="other", usage=replace(alone[1].usage, cached_tokens=1)), alone[1], cached=True
+    )
+
+
+def shifted(entries: list[TokenLogprob | None] | None) -> list[TokenLogprob | None]:
+    """The same with one number a little off; something where there was nothing."""
+    if entries is None:
+        return []
+    return [*entries[:-1], replace(entries[-1], logprob=entries[-1].logprob + 0.01)]
+
+
+def test_the_adding_up_can_fail(directory):
+    """A control: a stream whose chunks are not its response is found out."""
+    with load(directory) as pipe:
+        stream = pipe.stream("abc", max_new_tokens=4, ignore_eos=True)
+        chunks = list(stream)
+    checked(stream, chunks, {})
+    for wrong in ([*chunks[1:]], [replace(chunks[0], text="?"), *chunks[1:]]):
+        with pytest.raises(AssertionError):
+            checked(stream, wrong, {})

@@ -775,7 +775,9 @@ def exits(tiny: Path) -> Iterator[Pipeline]:
 
 @pytest.mark.parametrize("prompts", ["a", ["a", "b"]], ids=["one", "several"])
 def test_tiny_e8_a_processor_that_exits_while_it_is_made(exits: Pipeline, prompts: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=r"'exits' refused its options \{\}: it called sys.exit\(2\)") as caught:
+    with pytest.raises(
+        InvalidRequestError, match=r"'exits' refused its options \{\}: it called sys.exit\(2\)"
+    ) as caught:
         exits(prompts, logits_processors={"exits": {}})
     assert caught.value.field == "logits_processors"
     assert len(exits("a", max_new_tokens=3, ignore_eos=True).token_ids) == 3
@@ -841,7 +843,7 @@ def test_tiny_nothing_is_left_behind(real: Pipeline) -> None:
     for stream in kept:
         list(stream)
     assert len({stream.response().request_id for stream in kept}) == 25
-    kept.clear()
+    del stream, kept
     wait_until(lambda: real._loop._requests == {} and not real.engine.has_work)
     stats = real.stats()
     assert (stats.running, stats.waiting, stats.used_blocks) == (0, 0, 0)

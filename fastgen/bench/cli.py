@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
+SOURCE_OPTIONS = ("revision", "token", "offline", "load_bin")
+
 
 @click.group()
 def bench() -> None:
@@ -81,7 +83,10 @@ def offline(
 
     threads = threads or torch.get_num_threads()
     device = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    found = resolve(model)
+    # Where the files come from is settled here, once for all engines.
+    source = {name: engine_options.pop(name) for name in SOURCE_OPTIONS if name in engine_options}
+    found = resolve(model, **source)
+    found.fetch_weights()
     settings = Settings(found.directory, dtype, device, threads, tuple(engine_options.items()))
     info = machine(threads)
     with _progress(chosen, names, rounds) as watch:

@@ -62,7 +62,7 @@ def load(name: str) -> Workload:
             raise ConfigError(f"cannot read the workload {name}: {error.strerror or error}") from None
         hint = did_you_mean(name, BUILT_IN)
         raise ConfigError(f"no workload {name!r}: give {' or '.join(BUILT_IN)}, or a JSON file.{hint}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"the workload {name} is not JSON: {error}") from None
     return _parse(raw, path.stem, name)
 

@@ -67,15 +67,15 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     parts = spec.load()
     model_config = parts.config.from_raw(raw)
     generation_config = read_generation_config(files.directory)
-    files.fetch_weights()
-    checkpoint = Checkpoint.open(files.directory, load_bin=config.load_bin)
-    warnings = [*checkpoint.warnings, *check_generation_config(generation_config)]
-    model_config, shapes, untied = _tie(model_config, checkpoint, parts.weights)
-    warnings += untied
-
+    warnings = check_generation_config(generation_config)
     device = _device(config)
     dtype, dtype_reason, doubts = _dtype(config, model_config, device)
-    warnings += doubts
+    max_model_len = _max_model_len(config, model_config)
+
+    files.fetch_weights()  # now that nothing but the weights themselves can be wrong
+    checkpoint = Checkpoint.open(files.directory, load_bin=config.load_bin)
+    model_config, shapes, untied = _tie(model_config, checkpoint, parts.weights)
+    warnings += [*doubts, *checkpoint.warnings, *untied]
     implementations, broken = _implementations(plugins)
     warnings += [f"kernel {name} for {operation} is left out: {reason}" for operation, name, reason in broken]
     kernels = KernelTable(device.type, str(dtype).removeprefix("torch."), implementations, broken)
@@ -83,7 +83,6 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
         skeleton = parts.build(model_config)
     skeleton.bind(kernels)
     placements = plan(skeleton, parts.weights, model_config, shapes)
-    max_model_len = _max_model_len(config, model_config)
     weight_bytes = sum(p.numel() for p in skeleton.parameters()) * dtype.itemsize
     cache = plan_cache(skeleton, config, dtype, device, max_model_len=max_model_len, weight_bytes=weight_bytes)
     return Blueprint(

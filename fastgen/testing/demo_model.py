@@ -63,7 +63,9 @@ def model_directory(downloads: Path | None = None) -> Path:
     """
     from fastgen.core.source import resolve
 
-    return resolve(demo_model(downloads).model).directory
+    files = resolve(demo_model(downloads).model)
+    files.fetch_weights()
+    return files.directory
 
 
 def _in_hub_cache() -> bool:
@@ -71,7 +73,7 @@ def _in_hub_cache() -> bool:
     from fastgen.core.source import resolve
 
     try:
-        resolve(HUB_NAME, offline=True)
+        resolve(HUB_NAME, offline=True).fetch_weights()
     except FastgenError:
         return False
     return True
