@@ -466,7 +466,7 @@ def test_a_caller_who_left_is_not_worth_a_warning(
     slow(engine)
     caplog.set_level(logging.DEBUG)
     steps, kept = threading.Semaphore(0), []
-    engine.on_step = lambda: None if steps.acquire(timeout=SECONDS) else None
+    engine.on_step = lambda: steps.acquire(timeout=SECONDS) and None
 
     async def in_step(number: int) -> None:
         while engine.steps < number:

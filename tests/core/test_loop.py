@@ -345,7 +345,7 @@ def test_a_caller_that_is_gone_is_no_failure(
     assert [r.levelname for r in caplog.records if left.request_id in r.getMessage()] == ["DEBUG"]
 
 
-# ---- what plugins may raise, and where ---------------------------------------------------------------------------------
+# ---- what plugins may raise, and where ---------------------------------------------------------------------------
 
 
 class Death(BaseException):
@@ -425,7 +425,7 @@ def test_a_death_in_a_step_and_in_a_caller_is_heard_by_everyone(engine: Scripted
     assert engine.closed
 
 
-# ---- finalisers, which run in the middle of any line ---------------------------------------------------------------------
+# ---- finalisers, which run in the middle of any line ---------------------------------------------------------------
 
 
 @contextmanager

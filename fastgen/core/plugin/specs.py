@@ -248,8 +248,8 @@ class CheckpointFormatSpec(Spec):
 @dataclass(frozen=True, eq=False)
 class ModelSourceSpec(Spec):
     """A place models come from. ``fetch(name: str, *, revision, token, offline) -> Path`` brings the model called
-    ``name``, which begins with ``prefix`` (``"s3://"``), to this machine and returns its directory or file. ``token`` is
-    what the user gave (``token``, ``--token``), else None; never a saved login.
+    ``name``, which begins with ``prefix`` (``"s3://"``), to this machine and returns its directory or file.
+    ``token`` is what the user gave (``token``, ``--token``), else None; never a saved login.
     """
 
     name: str
