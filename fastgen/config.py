@@ -42,9 +42,12 @@ class EngineConfig(BaseModel):
         default=None, ge=1, description="CPU threads for the maths, of the whole process. Unset: torch's choice."
     )
     max_batch_tokens: int = Field(
-        default=512, ge=1, description="The token budget: tokens in one forward pass, prompts and generations together."
+        default=512,
+        ge=1,
+        le=2**20,
+        description="The token budget: tokens in one forward pass, prompts and generations together.",
     )
-    max_sequences: int = Field(default=128, ge=1, description="Most sequences running at once.")
+    max_sequences: int = Field(default=128, ge=1, le=2**16, description="Most sequences running at once.")
     max_model_len: int | None = Field(
         default=None, ge=1, description="Most tokens of prompt and answer. Unset: the model's own limit."
     )

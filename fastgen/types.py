@@ -65,7 +65,10 @@ class SamplingParams(BaseModel):
         default=None, ge=0, le=1, description="Drop tokens less likely than this share of the best one's probability."
     )
     repetition_penalty: float | None = Field(
-        default=None, gt=0, description="Divides positive, multiplies negative logits of tokens in prompt or answer."
+        default=None,
+        ge=0.001,
+        le=1000,
+        description="Divides positive, multiplies negative logits of tokens in prompt or answer.",
     )
     presence_penalty: float = Field(default=0.0, ge=-2, le=2, description="Subtracted once per token in the answer.")
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2, description="Subtracted per occurrence in the answer.")

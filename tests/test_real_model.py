@@ -11,8 +11,8 @@ from fastgen import Engine, SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_model]
 
-LENGTHS = [round(5 + 695 * (i / 49) ** 6) for i in range(50)]  # 5 to 700, most of them short
-NEW_TOKENS = [16 if length < 50 else 8 for length in LENGTHS]
+LENGTHS = [round(5 + 695 * (i / 49) ** 8) for i in range(50)]  # 5 to 700, most of them short
+NEW_TOKENS = [10 if length < 50 else 4 for length in LENGTHS]
 
 # The longest request takes 177 blocks of 4 tokens; answers grow by two or three, more than admission leaves spare.
 CIRCUMSTANCES = {

@@ -30,6 +30,7 @@ REFUSED = [
     ({"logit_bias": {5: 101.0}}, "token 5 is 101"),
     ({"logit_bias": {5: float("nan")}}, "token 5 is nan"),
     ({"logprobs": -1}, "logprobs"),
+    ({"repetition_penalty": 1e-40}, "repetition_penalty"),
     ({"seed": -1}, "seed"),
 ]
 
@@ -66,6 +67,8 @@ def test_fields_are_laid_over_params():
         ({"max_batch_tokens": 0}, "max_batch_tokens"),
         ({"max_batch_tokens": True}, "max_batch_tokens"),
         ({"max_batch_tokens": "8"}, "max_batch_tokens"),
+        ({"max_batch_tokens": 10**9}, "max_batch_tokens"),
+        ({"max_sequences": 10**9}, "max_sequences"),
         ({"dtype": "int3"}, "dtype"),
         ({"policy": "lifo"}, "policy"),
         ({"cache_memory": 0}, "fraction above 0"),

@@ -96,9 +96,11 @@ class LazyGroup(click.Group):
         except (KeyboardInterrupt, click.Abort):
             code = INTERRUPTED
         except OSError as error:
-            if error.errno != errno.EPIPE:
+            if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO):
                 raise
             _discard_output()  # click sees to a write that fails; this is the last of the buffer
+            if error.errno != errno.EPIPE:
+                click.echo(f"error: cannot write the output: {error.strerror}", err=True)
             code = 1
         except click.ClickException as error:
             error.show()

@@ -58,7 +58,7 @@ def from_stdin(params: SamplingParams, *, chat: bool) -> Job:
     data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
     if len(data) > MAX_STDIN_BYTES:
         raise InvalidRequestError(
-            f"standard input is one prompt, and has more than {MAX_STDIN_BYTES // 2**20} MiB; for many prompts use --file",
+            f"standard input is one prompt, and has over {MAX_STDIN_BYTES // 2**20} MiB; for many prompts use --file",
             field="prompt",
         )
     text = _decoded(data, "standard input").removesuffix("\n").removesuffix("\r")

@@ -19,7 +19,7 @@ from fastgen.core.runtime.kv_cache import CachePlan, plan_cache
 from fastgen.core.source import ModelFiles, resolve
 from fastgen.core.weight_map import WeightMap
 from fastgen.core.weights import Placement, plan
-from fastgen.errors import ConfigError, UnsupportedModelError
+from fastgen.errors import CheckpointError, ConfigError, UnsupportedModelError
 from fastgen.kernels.ops import Implementation, KernelTable
 from fastgen.kernels.reference import IMPLEMENTATIONS
 
@@ -83,6 +83,7 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
         skeleton = parts.build(model_config)
     skeleton.bind(kernels)
     placements = plan(skeleton, parts.weights, model_config, shapes)
+    _check_floats(checkpoint, placements)
     weight_bytes = sum(p.numel() for p in skeleton.parameters()) * dtype.itemsize
     cache = plan_cache(skeleton, config, dtype, device, max_model_len=max_model_len, weight_bytes=weight_bytes)
     return Blueprint(
@@ -147,6 +148,16 @@ def _tie(
         f"config.json ties the output head to the embedding, but the checkpoint holds a different {head}: both are used"
     )
     return config.model_copy(update={"tie_word_embeddings": False}), shapes, [warning]
+
+
+def _check_floats(checkpoint: Checkpoint, placements: list[Placement]) -> None:
+    for placement in placements:
+        dtype = checkpoint.tensors[placement.name].dtype
+        if dtype not in ("float32", "float16", "bfloat16", "float64"):
+            raise CheckpointError(
+                f"{placement.name} is stored as {dtype}: quantised or damaged weights, which are not supported; use "
+                "the unquantised checkpoint"
+            )
 
 
 def _same(checkpoint: Checkpoint, one: str, other: str) -> bool:

@@ -61,6 +61,10 @@ def check_generation_config(generation_config: Mapping[str, Any]) -> list[str]:
     """
     ModelDefaults(generation_config).check()
     warnings = []
+    ends = generation_config.get("eos_token_id")
+    given = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if len(end_token_ids(given)) < len(set(map(repr, given))):
+        warnings.append(f"generation_config.json has eos_token_id {ends!r}, of which only token ids are used")
     for key, neutral in _NOT_APPLIED.items():
         value = generation_config.get(key)
         if value is not None and value not in neutral and value != []:

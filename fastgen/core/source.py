@@ -74,6 +74,8 @@ def resolve(
         CheckpointError, UnsupportedModelError: it was found and cannot be used.
         ConfigError: a revision for files on this machine.
     """
+    if not isinstance(model, str | Path):
+        raise ModelNotFoundError(f"a model is a name, a directory or a file, got {model!r}")
     registry = registry or installed_plugins()
     name = os.fspath(model)
     if not name.strip() or "\0" in name:

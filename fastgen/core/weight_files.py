@@ -51,6 +51,9 @@ def choose_files(directory: Path, *, load_bin: bool = False) -> WeightFiles:
         found = _indexed(directory, BIN_INDEX, ".bin") if bins else WeightFiles((directory / BIN,))
     else:
         raise CheckpointError(_nothing_found(directory))
+    for file in found.files:
+        if not file.is_file():
+            raise CheckpointError(f"{file} is not a regular file, so its weights cannot be mapped; download it again")
     used = {file.name for file in found.files}
     strays = tuple(sorted(path.name for path in directory.glob("*.safetensors") if path.name not in used))
     return WeightFiles(found.files, found.index, found.file_of, strays)
@@ -59,7 +62,7 @@ def choose_files(directory: Path, *, load_bin: bool = False) -> WeightFiles:
 def _indexed(directory: Path, index: str, suffix: str) -> WeightFiles:
     file_of = read_index(directory / index, suffix)
     files = tuple(directory / name for name in sorted(set(file_of.values())))
-    missing = [file.name for file in files if not file.is_file()]
+    missing = [file.name for file in files if not file.is_file()]  # a pipe or a device is no file either
     if missing:
         some = ", ".join(missing[:5]) + (" and more" if len(missing) > 5 else "")
         raise CheckpointError(

@@ -111,6 +111,7 @@ def raising(error: BaseException) -> LazyGroup:
         (ConfigError("that value"), 1, "error: that value\n"),
         (KeyboardInterrupt(), 130, "\n"),
         (BrokenPipeError(32, "Broken pipe"), 1, ""),
+        (OSError(28, "No space left on device"), 1, "error: cannot write the output: No space left on device\n"),
         (click.ClickException("plain"), 1, "Error: plain\n"),
     ],
 )

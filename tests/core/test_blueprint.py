@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 
 from fastgen.config import EngineConfig
 from fastgen.core.blueprint import draw
-from fastgen.errors import CheckpointError, ConfigError, UnsupportedModelError
+from fastgen.errors import CheckpointError, ConfigError, ModelNotFoundError, UnsupportedModelError
 from fastgen.testing.checkpoints import tiny_llama
 
 
@@ -108,3 +109,38 @@ def test_unsupported_architecture(directory, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="holds no weights"):
         sketch(tmp_path)
+
+
+def test_integer_weights_are_refused(tmp_path):
+    """They are quantised or damaged; read as floats they would answer nonsense."""
+    from safetensors.torch import load_file, save_file
+
+    directory = tiny_llama(tmp_path, tokenizer=False)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int32)
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is stored as int32"):
+        sketch(directory)
+
+
+def test_a_pipe_is_no_checkpoint(tmp_path):
+    """Opening one would wait for ever."""
+    directory = tiny_llama(tmp_path, tokenizer=False)
+    (directory / "model.safetensors").unlink()
+    os.mkfifo(directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        sketch(directory)
+
+
+@pytest.mark.parametrize("ends", ["x", 1.5, [None], -1, [2, "y"]])
+def test_a19_end_tokens_that_are_none_are_warned_about(tmp_path, ends):
+    directory = tiny_llama(tmp_path, tokenizer=False)
+    assert not sketch(directory).warnings
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    assert any("eos_token_id" in warning for warning in sketch(directory).warnings)
+
+
+@pytest.mark.parametrize("model", [None, 5, [], b"x"])
+def test_a_model_is_a_name_or_a_path(model):
+    with pytest.raises(ModelNotFoundError, match="a name, a directory or a file"):
+        sketch(model)
