@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import gc
 import logging
 import subprocess
 import sys
@@ -10,9 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -425,98 +424,76 @@ def test_a_death_in_a_step_and_in_a_caller_is_heard_by_everyone(engine: Scripted
     assert engine.closed
 
 
-def wait_until(condition: Callable[[], bool]) -> bool:
-    """Whether it came true in time."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.001)
-    return True
+# ---- finalisers, which run in the middle of any line -----------------------------------------------------------------
 
 
-# ---- finalisers, which run in the middle of any line ---------------------------------------------------------------
+class Interrupting(ScriptedEngine):
+    """Something happens in the loop's own thread when it looks for work, as if a finaliser ran there."""
+
+    countdown = -1
+
+    def act(self) -> None: ...
+
+    @property
+    def has_work(self) -> bool:
+        self.countdown -= 1
+        if self.countdown == 0:
+            self.act()
+        return bool(self._choices)
 
 
-@contextmanager
-def at_every_line(act: Callable[[], object]) -> Iterator[None]:
-    """In threads begun inside the block, ``act`` is called before each line of loop.py, as a collection might.
-
-    While such a thread runs, wait with ``wait_until``: Python 3.11 spins at a traced call, as long as something is
-    pending that only the main thread may handle, and never comes to if that one sleeps in a lock.
-    """
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_filename != loop_module.__file__:
-            return None
-        if event == "line":
-            act()
-        return trace
-
-    before = threading.gettrace()
-    threading.settrace(trace)
-    try:
-        yield
-    finally:
-        threading.settrace(before)  # type: ignore[arg-type]
-
-
-def test_a_command_from_a_finaliser_is_never_lost(engine: ScriptedEngine) -> None:
-    """Given at each line of the loop's own thread, once; with none after it that would wake the loop."""
-    futures: dict[int, Future[None]] = {}
-    made: list[EngineLoop] = []
+@pytest.mark.parametrize("look", [1, 2, 3])
+@pytest.mark.parametrize("what", ["command", "abort", "stop"])
+def test_what_a_finaliser_asks_of_its_own_thread_is_not_lost(tokenizer: Tokenizer, look: int, what: str) -> None:
+    """Before and after the loop carries commands out, and when it is about to sleep; nothing wakes it afterwards."""
+    engine = Interrupting(tokenizer)
+    loop = EngineLoop(engine)
+    came = threading.Event()
 
     def act() -> None:
-        line = sys._getframe(2).f_lineno
-        if made and line not in futures and not made[0].closed:
-            futures[line] = made[0].run(lambda: None)
+        if what == "command":
+            loop.run(came.set)
+        elif what == "abort":
+            loop._abort = lambda request_id: came.set()  # type: ignore[method-assign]
+            loop.abort("some request")
+        else:
+            loop.stop()
 
-    with at_every_line(act):
-        made.append(EngineLoop(engine))
-    request = new(made[0], "abc")
-    made[0].submit([request])
-    assert wait_until(recorder(request).over.is_set)
-    wait_until(lambda: len(futures) >= 20 and all(future.done() for future in list(futures.values())))
-    assert [line for line, future in futures.items() if not future.done()] == []
-    assert len(futures) >= 20
-    made[0].stop()
-    assert wait_until(lambda: engine.closed)
+    engine.act = act  # type: ignore[method-assign]
+    engine.countdown = 1 << 30
+    ask(loop, "a")
+    loop.run(lambda: setattr(engine, "countdown", look)).result(SECONDS)
+    if look == 3:
+        loop.run(lambda: None).result(SECONDS)  # the first two looks were before it
+    if what == "stop":
+        loop._thread.join(SECONDS)
+        assert engine.closed
+    else:
+        assert came.wait(SECONDS)
+        loop.close(SECONDS)
 
 
-def test_a_stop_from_a_finaliser_is_never_lost(tokenizer: Tokenizer) -> None:
-    """At the first line of the loop's thread, then in another loop at the second, until they are all through."""
-    for line in itertools.count():
-        countdown = itertools.count(line, -1)
-        made: list[EngineLoop] = []
-        ready, stopped = threading.Event(), threading.Event()
+def test_commands_from_real_collections_are_not_lost(loop: EngineLoop) -> None:
+    """Each collection in the loop's thread, hundreds of them, gives a command."""
+    futures: list[Future[None]] = []
 
-        def act(
-            made: list[EngineLoop] = made,
-            ready: threading.Event = ready,
-            stopped: threading.Event = stopped,
-            countdown: Iterator[int] = countdown,
-        ) -> None:
-            assert ready.wait(SECONDS)
-            if next(countdown) == 0:
-                made[0].stop()
-                stopped.set()
+    def collected(phase: str, _: object) -> None:
+        if threading.current_thread() is loop._thread and len(futures) < 500:
+            futures.append(loop.run(lambda: None))
 
-        with at_every_line(act):
-            made.append(EngineLoop(ScriptedEngine(tokenizer)))
-        request = new(made[0], "ab")
-        accepted = made[0].submit([request])
-        ready.set()
-        assert wait_until(accepted.done)
-        assert accepted.exception() is not None or wait_until(recorder(request).over.is_set)
-        if not stopped.is_set():
-            time.sleep(0.1)  # the lines that it takes to sleep again
-        last = not stopped.is_set()
-        if last:
-            made[0].stop()
-        assert wait_until(lambda thread=made[0]._thread: not thread.is_alive())
-        if last:
-            break
-    assert line > 20
+    before = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(1)
+    try:
+        end = time.monotonic() + SECONDS
+        while len(futures) < 500 and time.monotonic() < end:
+            assert ask(loop, "abc").text() == "abc"
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(collected)
+    assert len(futures) == 500
+    for future in futures:
+        future.result(SECONDS)
 
 
 def test_a_command_given_while_the_loop_ends_is_refused(
