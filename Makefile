@@ -8,7 +8,7 @@ PLUGIN_PACKAGES := $(wildcard plugins/*/fastgen_*)
 
 # A process a core (at most four), a file's tests together, since they share fixtures. One thread each: the matrices are
 # small. Plain `pytest` runs in one process.
-PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(RUN) pytest -n logical --maxprocesses 4 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(RUN) pytest -n logical --maxprocesses 4 --dist loadfile --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -261,11 +261,11 @@ def test_a_stream_that_was_read_is_not_aborted(pipe: Pipeline, engine: ScriptedE
 
 # ---- pipelines that nobody holds but a stream ------------------------------------------------------------------------
 
-HOLDERS: dict[str, Callable[[Pipeline], list[Chunk]]] = {
-    "stream": lambda pipe: list(pipe.stream("hi")),
-    "chat": lambda pipe: list(pipe.chat(USER, stream=True)),
-    "astream": lambda pipe: asyncio.run(collect(pipe.astream("hi"))),
-    "achat": lambda pipe: asyncio.run(collect(pipe.achat(USER, stream=True))),
+HOLDERS: dict[str, Callable[[Callable[[], Pipeline]], list[Chunk]]] = {
+    "stream": lambda make: list(make().stream("hi")),
+    "chat": lambda make: list(make().chat(USER, stream=True)),
+    "astream": lambda make: asyncio.run(collect(make().astream("hi"))),
+    "achat": lambda make: asyncio.run(collect(make().achat(USER, stream=True))),
 }
 
 
@@ -285,9 +285,9 @@ def first_of(stream: Any) -> Chunk:
 
 
 @pytest.mark.parametrize("read", HOLDERS.values(), ids=HOLDERS)
-def test_a_stream_keeps_its_pipeline(engine: ScriptedEngine, read: Callable[[Pipeline], list[Chunk]]) -> None:
+def test_a_stream_keeps_its_pipeline(engine: ScriptedEngine, read: Callable[..., list[Chunk]]) -> None:
     slow(engine, steps=30)
-    chunks = read(Pipeline(engine))  # type: ignore[arg-type]
+    chunks = read(lambda: Pipeline(engine))  # type: ignore[arg-type]
     assert "".join(chunk.text for chunk in chunks) == "x" * 30
     wait_until(lambda: engine.closed)
 
