@@ -20,6 +20,8 @@ from fastgen.front import AsyncChunkStream, ChunkStream
 from fastgen.testing.checkpoints import tiny_llama
 from fastgen.types import Chunk, Completion, Response, SamplingParams, TokenLogprob, Usage
 
+pytestmark = pytest.mark.slow
+
 REQUESTS: list[tuple[str, dict]] = [
     ("Hello, my name is", {"temperature": 0.0}),
     ("a", {"temperature": 0.0, "logprobs": 3}),

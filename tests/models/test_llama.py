@@ -82,6 +82,7 @@ def test_prefill(pair, length):
     assert_close(driver.read(driver.add(ids), length), expected(reference, ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, BLOCK - 1, BLOCK, BLOCK + 1, 7])
 @pytest.mark.parametrize("shuffle", [None, 3])
 def test_chunks(pair, chunk, shuffle):
@@ -91,6 +92,7 @@ def test_chunks(pair, chunk, shuffle):
     assert_close(driver.read(driver.add(ids), chunk), expected(reference, ids))
 
 
+@pytest.mark.slow
 def test_prefill_then_decode(pair):
     decoder, reference = pair
     driver = HandDriver(decoder, block_size=BLOCK)

@@ -15,6 +15,8 @@ from fastgen.core.runtime import logits as stages
 from fastgen.core.runtime.sampler import Sampler, SequenceSampler
 from fastgen.types import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 96
 EOS = [7, 8]
 LIMITS = Limits(max_model_len=512, vocab_rows=VOCAB, valid_ids=VOCAB, cache_tokens=10_000)
