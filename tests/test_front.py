@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import weakref
@@ -865,3 +866,26 @@ def test_tiny_interpreter_leaves_an_unclosed_pipeline(tiny: Path) -> None:
     code += "stream = pipe.stream('abc', max_new_tokens=500, ignore_eos=True); next(stream); print('out')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "")
+
+
+@pytest.mark.slow
+def test_a_forked_process_is_told_and_does_not_hang(tmp_path):
+    """gunicorn's preload and multiprocessing's fork get here; the engine's thread does not."""
+    script = textwrap.dedent("""
+        import os, signal, sys, fastgen
+        from fastgen.testing.checkpoints import tiny_llama
+        pipe = fastgen.pipeline(tiny_llama(sys.argv[1]), device="cpu", num_blocks=64, progress=False)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            try:
+                pipe("a", max_new_tokens=2)
+            except fastgen.EngineClosedError as error:
+                os._exit(7 if "forked" in str(error) else 8)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert len(pipe("a", max_new_tokens=2, ignore_eos=True).token_ids) == 2
+    """)
+    command = [sys.executable, "-c", script, str(tmp_path / "tiny")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -272,7 +272,10 @@ class Engine:
         used = self.scheduler.pool.allocator.num_used
         try:
             result = self.runner.run(plan) if plan.sequences else PassResult()
-        except Exception as error:  # out of memory, a kernel's fault: this pass's sequences end, the others go on
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # out of memory, a plugin's fault: this pass's sequences end, the others go on
             result = PassResult(
                 errors=dict.fromkeys(plan.sequences, f"the pass failed: {type(error).__name__}: {error}")
             )

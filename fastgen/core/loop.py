@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import os
 import queue
 import threading
 import weakref
@@ -107,6 +108,7 @@ class EngineLoop:
         # No lock anywhere: a finaliser may call abort() and stop() in the middle of any line, the loop's own too, where
         # a lock would be held by its own thread. SimpleQueue's put is made for that, and wakes a get about to sleep.
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None only wakes
+        self._process = os.getpid()
         self._stopping = False
         self._end: EngineClosedError | None = None  # why nothing is taken any more
         self._requests: dict[str, _Running] = {}  # the loop's thread only
@@ -129,8 +131,13 @@ class EngineLoop:
         """Call ``function`` in the loop's thread, between steps. What it raises is its future's, and hurts no one.
 
         Raises:
-            EngineClosedError: the loop was closed, or died; says of what.
+            EngineClosedError: the loop was closed, or died; says of what. Or this process is a fork of the one with the
+                loop's thread, which forks do not inherit.
         """
+        if os.getpid() != self._process:
+            raise EngineClosedError(
+                "this process was forked after the model was loaded, and threads do not survive that; load it here"
+            )
         if self.closed:
             raise EngineClosedError(str(self._end or "the engine was closed")) from self._end
         future: Future[T] = Future()
