@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,9 +112,17 @@ def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"--option {pair}: write NAME=VALUE, such as max_batch_tokens=256")
         if name in ("dtype", "device", "threads"):
             raise ConfigError(f"--option {pair}: use --{name}, which holds for every engine")
-        options[name] = value
+        options[name] = _literal(value)
     config = EngineConfig.of(options)
     return {name: getattr(config, name) for name in options}
+
+
+def _literal(text: str) -> Any:
+    """A number, a truth value, ...: as TOML writes it; else text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 @contextmanager
