@@ -39,6 +39,8 @@ def test_the_tutorial_works(repository: Path, tmp_path: Path):
     (tmp_path / "fastgen_qwen2" / "__init__.py").write_text(adapter)
 
     listed = site.run("-m", "fastgen", "models")
+    light = site.run("-c", "import fastgen_qwen2, sys; assert 'torch' not in sys.modules")
+    assert light.returncode == 0, light.stderr
     assert re.search(r"Qwen2ForCausalLM +qwen2 +fastgen-qwen2 +0\.1\.0 +Qwen2", listed.stdout), listed.stderr
     tested = site.run(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), f"{tmp_path}/test_qwen2.py"

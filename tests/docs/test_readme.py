@@ -64,3 +64,10 @@ def test_links_exist(repository):
     for page in pages:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_no_placeholder_is_left(repository):
+    for page in (repository / "README.md", *(repository / "docs").glob("*.md")):
+        assert not re.search(
+            r"\b[A-Z0-9]+_[A-Z0-9_]+\b", re.sub(r"`[^`]*`|```.*?```", "", page.read_text(), flags=re.DOTALL)
+        ), page
