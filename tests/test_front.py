@@ -37,6 +37,9 @@ from fastgen.testing.tokenizers import byte_tokenizer
 from fastgen.text import Tokenizer
 from fastgen.types import Chunk, Response, SamplingParams
 
+pytestmark = pytest.mark.slow
+
+
 SECONDS = 20
 USER = [{"role": "user", "content": "hi"}]
 

@@ -20,6 +20,9 @@ from fastgen.bench.workloads import Request, Workload
 from fastgen.errors import ConfigError, InvalidRequestError
 from fastgen.testing.checkpoints import tiny_llama
 
+pytestmark = pytest.mark.slow
+
+
 END = 8  # the tiny model's end-of-sequence id: one that greedy answers hold
 
 

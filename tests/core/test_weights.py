@@ -16,6 +16,9 @@ from fastgen.errors import CheckpointError
 from fastgen.testing.checkpoints import tiny_llama
 from fastgen.testing.driver import HandDriver, load_decoder
 
+pytestmark = pytest.mark.slow
+
+
 TOKENS = list(range(3, 30))
 
 

@@ -74,7 +74,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
     assert (got - want).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 40])
+@pytest.mark.parametrize("length", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 5)), 40])
 def test_prefill(pair, length):
     decoder, reference = pair
     driver = HandDriver(decoder, block_size=BLOCK)
@@ -102,6 +102,7 @@ def test_prefill_then_decode(pair):
     assert_close(torch.cat(rows), expected(reference, ids))
 
 
+@pytest.mark.slow
 def test_ragged_mixture(pair):
     """Decodes of unlike lengths, prompt pieces and whole prompts in one pass, in any order, with scattered blocks."""
     decoder, reference = pair
