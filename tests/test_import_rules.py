@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
+
 # (file, the line planted in it, the contract that must break)
 VIOLATIONS = [
     ("core/hf_config.py", "import fastgen.models", "Rooms"),

@@ -135,6 +135,9 @@ def test_programming_errors_are_not_hidden() -> None:
 PRINTS = """
 import click
 from fastgen.cli.group import LazyGroup
+
+pytestmark = pytest.mark.slow
+
 group = LazyGroup(lazy={"go": ("builtins:print", "")})
 group.get_command = lambda ctx, name: click.Command("go", callback=lambda: print("buffered until the end"))
 group(["go"])

@@ -21,6 +21,9 @@ from fastgen.core.blueprint import draw
 from fastgen.core.source import ModelFiles, resolve
 from fastgen.errors import CheckpointError, ConfigError, FastgenError, ModelNotFoundError, UnsupportedModelError
 
+pytestmark = pytest.mark.slow
+
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SMALL = {
     "config.json": b'{"a": 1}',

@@ -13,6 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, FalconConfig, GPT2
 
 from fastgen.testing.checkpoints import split_shards, tiny_checkpoint, tiny_llama
 
+pytestmark = pytest.mark.slow
+
+
 IDS = torch.randint(3, 64, (4, 40), generator=torch.Generator().manual_seed(1))
 
 

@@ -20,6 +20,9 @@ from fastgen.core.layers.frequencies import inverse_frequencies
 from fastgen.core.rope_config import RopeConfig
 from fastgen.errors import UnsupportedModelError
 
+pytestmark = pytest.mark.slow
+
+
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
