@@ -17,6 +17,8 @@ from fastgen.cli.group import LazyGroup
 from fastgen.errors import ConfigError
 from fastgen.testing.distributions import FakeSite
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 COMMAND = """
@@ -135,8 +137,6 @@ def test_programming_errors_are_not_hidden() -> None:
 PRINTS = """
 import click
 from fastgen.cli.group import LazyGroup
-
-pytestmark = pytest.mark.slow
 
 group = LazyGroup(lazy={"go": ("builtins:print", "")})
 group.get_command = lambda ctx, name: click.Command("go", callback=lambda: print("buffered until the end"))
