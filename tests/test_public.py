@@ -18,6 +18,9 @@ COMMAND = (
 
 
 @pytest.mark.parametrize("name", fastgen.__all__)
+pytestmark = pytest.mark.slow
+
+
 def test_fastgen_exports(name: str) -> None:
     assert getattr(fastgen, name) is not None
     assert name in dir(fastgen)

@@ -60,6 +60,7 @@ def generate(reference, ids: list[int], count: int, **options) -> list[int]:
     return out[0, len(ids) :].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -130,6 +131,7 @@ def test_d1_three_that_fit_only_one_by_one(directory):
     assert run(1, 2, 3) == [*run(1), *run(2), *run(3)]
 
 
+@pytest.mark.slow
 def test_d2_random_arrivals_in_a_tight_pool(directory):
     alone = {}
     for seed in range(6):
