@@ -17,10 +17,10 @@ COMMAND = (
 )
 
 
-@pytest.mark.parametrize("name", fastgen.__all__)
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize("name", fastgen.__all__)
 def test_fastgen_exports(name: str) -> None:
     assert getattr(fastgen, name) is not None
     assert name in dir(fastgen)
