@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from fastgen.core.layers import MLP, Attention, Batch, Embed, Head, RMSNorm
+from fastgen.core.layers import Batch, CachedAttention, Norm, Rope
 from fastgen.core.layers.layer import Bindable
 from fastgen.kernels.ops import KernelTable
 
-__all__ = ["Block", "Decoder", "PreNorm"]
+__all__ = ["Block", "Decoder", "Parallel", "ParallelNorms", "PostNorm", "PreNorm", "Sandwich"]
 
 
 class Block(nn.Module):
@@ -28,9 +28,9 @@ class Block(nn.Module):
 
 
 class PreNorm(Block):
-    """A norm before each branch, as in GPT-2 and Llama."""
+    """A norm before each branch: ``x + attn(norm(x))``, then ``x + mlp(norm(x))``."""
 
-    def __init__(self, norm1: RMSNorm, attn: Attention, norm2: RMSNorm, mlp: MLP) -> None:
+    def __init__(self, norm1: Norm, attn: nn.Module, norm2: Norm, mlp: nn.Module) -> None:
         super().__init__()
         self.norm1, self.attn, self.norm2, self.mlp = norm1, attn, norm2, mlp
 
@@ -42,19 +42,85 @@ class PreNorm(Block):
         return stream, self.mlp(normed)
 
 
-class Decoder(nn.Module):
-    """A whole causal language model."""
+class PostNorm(Block):
+    """A norm after each branch, before it is added: ``x + norm(attn(x))``, then ``x + norm(mlp(x))``."""
 
-    def __init__(self, embed: Embed, blocks: Iterable[Block], norm: RMSNorm, head: Head) -> None:
+    def __init__(self, attn: nn.Module, norm1: Norm, mlp: nn.Module, norm2: Norm) -> None:
+        super().__init__()
+        self.attn, self.norm1, self.mlp, self.norm2 = attn, norm1, mlp, norm2
+
+    def forward(
+        self, stream: torch.Tensor, delta: torch.Tensor | None, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        stream = stream if delta is None else stream + delta
+        stream = stream + self.norm1.alone(self.attn(stream, batch))
+        return stream, self.norm2.alone(self.mlp(stream))
+
+
+class Sandwich(Block):
+    """Norms before and after each branch: ``x + post1(attn(pre1(x)))``, then ``x + post2(mlp(pre2(x)))``."""
+
+    def __init__(self, pre1: Norm, attn: nn.Module, post1: Norm, pre2: Norm, mlp: nn.Module, post2: Norm) -> None:
+        super().__init__()
+        self.pre1, self.attn, self.post1 = pre1, attn, post1
+        self.pre2, self.mlp, self.post2 = pre2, mlp, post2
+
+    def forward(
+        self, stream: torch.Tensor, delta: torch.Tensor | None, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        stream, normed = self.pre1(stream, delta)
+        stream, normed = self.pre2(stream, self.post1.alone(self.attn(normed, batch)))
+        return stream, self.post2.alone(self.mlp(normed))
+
+
+class Parallel(Block):
+    """Both branches read one norm of the stream: ``x + attn(norm(x)) + mlp(norm(x))``."""
+
+    def __init__(self, norm: Norm, attn: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.attn, self.mlp = norm, attn, mlp
+
+    def forward(
+        self, stream: torch.Tensor, delta: torch.Tensor | None, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        stream, normed = self.norm(stream, delta)
+        return stream, self.attn(normed, batch) + self.mlp(normed)
+
+
+class ParallelNorms(Block):
+    """Each branch reads a norm of its own of the same stream: ``x + attn(norm1(x)) + mlp(norm2(x))``."""
+
+    def __init__(self, norm1: Norm, attn: nn.Module, norm2: Norm, mlp: nn.Module) -> None:
+        super().__init__()
+        self.norm1, self.attn, self.norm2, self.mlp = norm1, attn, norm2, mlp
+
+    def forward(
+        self, stream: torch.Tensor, delta: torch.Tensor | None, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        stream, normed = self.norm1(stream, delta)
+        return stream, self.attn(normed, batch) + self.mlp(self.norm2.alone(stream))
+
+
+class Decoder(nn.Module):
+    """A whole causal language model.
+
+    Args:
+        embed: ``(batch) -> [tokens, hidden]``, an `Embed` or a part that stands for it.
+        blocks: in their order.
+        norm: ``(stream, delta) -> (sum, its norm)``, a `Norm` or a part that stands for it.
+        head: ``[rows, hidden] -> [rows, vocab]`` with a ``vocab_rows``, a `Head` or a part that stands for it.
+    """
+
+    def __init__(self, embed: nn.Module, blocks: Iterable[Block], norm: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.embed, self.blocks, self.norm, self.head = embed, nn.ModuleList(blocks), norm, head
         for index, attention in enumerate(self.attentions()):
             attention.index = index
 
-    def attentions(self) -> Iterator[Attention]:
+    def attentions(self) -> Iterator[CachedAttention]:
         """Every part that keeps keys and values, in the order of its cache."""
         for module in self.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, CachedAttention):
                 yield module
 
     def bind(self, kernels: KernelTable) -> None:
@@ -65,7 +131,7 @@ class Decoder(nn.Module):
 
     def regime(self, length: int) -> tuple[int, ...]:
         """What a prompt of this length changes in the keys: part of the key of cached prefixes."""
-        regimes = (attention.rope.regime(length) for attention in self.attentions())
+        regimes = (module.regime(length) for module in self.modules() if isinstance(module, Rope))
         return tuple(sorted({regime for regime in regimes if regime is not None}))
 
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -12,7 +12,7 @@ from fastgen.errors import ConfigError, UnsupportedModelError, did_you_mean
 
 __all__ = ["RopeConfig", "RopeType", "read_rope", "rope_settings"]
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 PositiveInt = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -42,6 +42,11 @@ class RopeConfig(BaseModel):
     beta_fast: PositiveFloat = 32.0
     beta_slow: PositiveFloat = 1.0
     truncate: Annotated[bool, Field(strict=True)] = True
+    short_factor: tuple[PositiveFloat, ...] | None = None
+    """For ``longrope``: what each pair's frequency is divided by, in requests no longer than
+    `original_max_position_embeddings`."""
+    long_factor: tuple[PositiveFloat, ...] | None = None
+    """The same for longer requests."""
 
 
 # Keys of the rope dictionary each type reads, beside those every type has. A key that belongs to another type is
@@ -62,15 +67,18 @@ _TYPE_KEYS: dict[str, set[str]] = {
         "beta_slow",
         "truncate",
     },
+    "longrope": {"factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"},
 }
 _REQUIRED_KEYS: dict[str, set[str]] = {
     "linear": {"factor"},
     "dynamic": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    "longrope": {"short_factor", "long_factor"},
 }
 _KNOWN_KEYS = _COMMON_KEYS.union(*_TYPE_KEYS.values())
 # Notes that change nothing: how the checkpoint was trained.
 _NOTES = {"finetuned"}
+_ALIASES = {"su": "longrope"}
 
 
 def rope_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,6 +116,7 @@ def read_rope(
         UnsupportedModelError: a rope type or key that is not known here; it would change the maths.
     """
     kind = _first(settings, "rope_type", "type") or "default"
+    kind = _ALIASES.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in get_args(RopeType):
         raise UnsupportedModelError(
             f"config.json: rope type {kind!r} is not supported; known are {', '.join(get_args(RopeType))}."
@@ -165,7 +174,12 @@ def _rotary_width(partial: Any, rotary_dim: Any, head_dim: int) -> dict[str, Any
 
 def _validate(fields: dict[str, Any]) -> RopeConfig:
     for name, value in fields.items():  # pydantic would read "2" and True as numbers
-        if name not in ("type", "truncate") and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if name in ("type", "truncate"):
+            continue
+        if name in ("short_factor", "long_factor"):
+            if not isinstance(value, list) or not all(_is_number(factor) for factor in value):
+                raise ConfigError(f"config.json: rope {name} must be a list of numbers, got {value!r}")
+        elif not _is_number(value):
             raise ConfigError(f"config.json: rope {name} must be a number, got {value!r}")
     try:
         return RopeConfig(**fields)
@@ -174,8 +188,12 @@ def _validate(fields: dict[str, Any]) -> RopeConfig:
         raise ConfigError(f"config.json: rope {first['loc'][0]}: {first['msg']}, got {first['input']!r}") from None
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _checked(rope: RopeConfig) -> RopeConfig:
-    if rope.type == "yarn" and rope.factor is None:
+    if rope.type in ("yarn", "longrope") and rope.factor is None:
         assert rope.original_max_position_embeddings is not None
         rope = rope.model_copy(update={"factor": rope.max_position_embeddings / rope.original_max_position_embeddings})
     if rope.type == "dynamic" and rope.rotary_dim < 4:
@@ -184,6 +202,13 @@ def _checked(rope: RopeConfig) -> RopeConfig:
         raise ConfigError(f"config.json: rope factor must be 1 or more for type 'dynamic', got {rope.factor}")
     if rope.type == "yarn" and math.isclose(rope.theta, 1.0):
         raise ConfigError("config.json: rope type 'yarn' needs a rope_theta other than 1")
+    for name in ("short_factor", "long_factor"):
+        factors = getattr(rope, name)
+        if factors is not None and len(factors) != rope.rotary_dim // 2:
+            raise ConfigError(
+                f"config.json: rope {name} has {len(factors)} numbers; {rope.rotary_dim} rotated dimensions need "
+                f"{rope.rotary_dim // 2}"
+            )
     low, high = rope.low_freq_factor, rope.high_freq_factor
     if low is not None and high is not None and high <= low:
         raise ConfigError(f"config.json: rope high_freq_factor {high} must be above low_freq_factor {low}")

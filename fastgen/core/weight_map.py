@@ -8,11 +8,39 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-__all__ = ["DECODER_WEIGHTS", "Destination", "Transform", "WeightMap"]
+__all__ = [
+    "DECODER_WEIGHTS",
+    "Destination",
+    "Transform",
+    "WeightMap",
+    "split_gate_up",
+    "split_qkv",
+    "split_qkv_groups",
+]
 
 Transform = Callable[[Any, Any], Mapping[str, Any]]
 """``(tensor, config) -> {slot: tensor}``: takes a checkpoint tensor apart. Also run on tensors without data (torch's
 meta device) to check shapes before anything is read, so it may only slice, view, permute and concatenate."""
+
+
+def split_qkv(tensor: Any, config: Any) -> dict[str, Any]:
+    """Rows (or a bias) fused as ``[all q | all k | all v]``."""
+    q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    return dict(zip("qkv", tensor.split([q, kv, kv]), strict=True))
+
+
+def split_qkv_groups(tensor: Any, config: Any) -> dict[str, Any]:
+    """Rows (or a bias) fused by key head: for each, its query heads, then its key, then its value. With as many key
+    heads as query heads that is ``[q, k, v]`` head by head; with one, ``[all q | k | v]``."""
+    grouped = tensor.view(config.num_key_value_heads, -1, config.head_dim, *tensor.shape[1:])
+    q, k, v = grouped.split([grouped.shape[1] - 2, 1, 1], 1)
+    return {name: part.flatten(0, 2) for name, part in zip("qkv", (q, k, v), strict=True)}
+
+
+def split_gate_up(tensor: Any, config: Any) -> dict[str, Any]:
+    """Rows (or a bias) fused as ``[gate | up]``."""
+    return dict(zip(("gate", "up"), tensor.chunk(2), strict=True))
+
 
 Rule = str | tuple[str, Transform] | None
 
@@ -110,6 +138,8 @@ DECODER_WEIGHTS = WeightMap(
         "model.layers.*.self_attn.k_proj": "blocks.*.attn.qkv[k]",
         "model.layers.*.self_attn.v_proj": "blocks.*.attn.qkv[v]",
         "model.layers.*.self_attn.o_proj": "blocks.*.attn.out",
+        "model.layers.*.self_attn.q_norm": "blocks.*.attn.q_norm",
+        "model.layers.*.self_attn.k_norm": "blocks.*.attn.k_norm",
         "model.layers.*.mlp.gate_proj": "blocks.*.mlp.up[gate]",
         "model.layers.*.mlp.up_proj": "blocks.*.mlp.up[up]",
         "model.layers.*.mlp.down_proj": "blocks.*.mlp.down",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from fastgen.core.layers.layer import Layer
+from fastgen.core.layers.layer import Layer, Want
 from fastgen.core.weight_map import Destination, WeightMap
 from fastgen.errors import CheckpointError
 
@@ -54,18 +54,17 @@ def plan(model: nn.Module, weights: WeightMap, config: Any, shapes: Mapping[str,
             unclaimed.append(name)
             continue
         try:
-            parts = _parts(destination, shape, config)
+            parts = _parts(layers[destination.path], destination, torch.empty(shape, device="meta"), config)
         except Exception as error:  # a transform's own: it cannot take this shape apart
             misfits.append(f"{name} is {list(shape)}, which the weight map cannot take apart ({error})")
             continue
-        for slot, part in parts.items():
-            place = (destination.path, slot, destination.tail)
-            wanted = missing.pop(place, None)
+        for (slot, tail), part in parts.items():
+            wanted = missing.pop((destination.path, slot, tail), None)
             if wanted is None:
-                known = (slot, destination.tail) in layers[destination.path].want()
+                known = (slot, tail) in layers[destination.path].want()
                 unclaimed.append(f"{name} (fills a place a second time)" if known else name)
-            elif part != wanted:
-                misfits.append(f"{name} is {list(part)}, the model wants {list(wanted)}")
+            elif tuple(part.shape) != wanted:
+                misfits.append(f"{name} is {list(part.shape)}, the model wants {list(wanted)}")
         placements.append(Placement(name, destination))
     _complain(placements, unclaimed, [_spell(*place) for place in missing], misfits)
     return placements
@@ -87,19 +86,16 @@ def load(
     layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
     where = {placement.name: placement.destination for placement in placements}
     for name, tensor in source.stream(where):
-        to = where[name]
-        parts = {to.slot: tensor} if to.transform is None else to.transform(tensor, config)
-        for slot, part in parts.items():
-            layers[to.path].load(slot, to.tail, part)
+        layer = layers[where[name].path]
+        for (slot, tail), part in _parts(layer, where[name], tensor, config).items():
+            layer.load(slot, tail, part)
         loaded(tensor.numel() * tensor.element_size())
 
 
-def _parts(destination: Destination, shape: tuple[int, ...], config: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes a tensor of this shape fills, by slot."""
-    if destination.transform is None:
-        return {destination.slot: shape}
-    parts = destination.transform(torch.empty(shape, device="meta"), config)
-    return {slot: tuple(part.shape) for slot, part in parts.items()}
+def _parts(layer: Layer, to: Destination, tensor: torch.Tensor, config: Any) -> dict[Want, torch.Tensor]:
+    """What one checkpoint tensor holds for the places of ``layer``, taken apart by its rule and by the layer."""
+    slots = {to.slot: tensor} if to.transform is None else to.transform(tensor, config)
+    return {place: part for slot, whole in slots.items() for place, part in layer.spread(slot, to.tail, whole).items()}
 
 
 def _spell(path: str, slot: str, tail: str) -> str:

@@ -18,11 +18,16 @@ __all__ = ["OPERATIONS", "Choice", "Implementation", "KernelTable", "Need", "any
 OPERATIONS: Mapping[str, str] = {
     "linear": "linear(x [tokens, in], weight [out, in], bias [out] or None) -> [tokens, out]",
     "embedding": "embedding(ids [tokens] int64, weight [rows, hidden]) -> [tokens, hidden]",
-    "add_rms_norm": "add_rms_norm(stream [tokens, hidden], delta or None, weight, eps) -> (stream + delta, its norm)",
+    "add_rms_norm": "add_rms_norm(stream [..., size], delta or None, weight [size], eps, offset) -> (stream + delta, "
+    "its norm times offset + weight)",
+    "add_layer_norm": "add_layer_norm(stream [..., size], delta or None, weight [size], bias [size] or None, eps) -> "
+    "(stream + delta, its norm)",
     "rotary": "rotary(x [tokens, heads, head_dim], cos, sin [tokens, rotary_dim / 2]) -> x with the first rotary_dim "
     "components of each head rotated in halves",
     "gated_activation": "gated_activation(gate_up [tokens, 2 * hidden], activation name) -> act(gate) * up",
     "activation": "activation(x [tokens, hidden], activation name) -> act(x)",
+    "experts": "experts(x [tokens, hidden], gate_up [experts, 2 * width, hidden], down [experts, hidden, width], "
+    "chosen [tokens, k] int64, weights [tokens, k], activation name) -> the chosen experts' weighted sum",
     "paged_attention": "a PagedAttention: owns the cache layout, writes this pass's keys and values, attends causally",
 }
 

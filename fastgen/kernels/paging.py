@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-__all__ = ["CacheSpec", "LayerCache", "PagedAttention", "PagedLayout"]
+__all__ = ["CacheSpec", "LayerCache", "PagedAttention", "PagedLayout", "Scores"]
 
 LayerCache = Any
 """One attention layer's keys and values, in whatever form its kernel allocated."""
@@ -15,10 +16,35 @@ LayerCache = Any
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What one attention layer keeps for each token: ``kv_heads`` keys and values of ``head_dim``."""
+    """What one attention layer keeps for each token: ``kv_heads`` keys of ``head_dim`` and values of ``value_dim``.
+
+    With ``values_in_keys`` only keys are kept, and the first ``value_dim`` components of a key are its value, as in
+    latent attention.
+    """
 
     kv_heads: int
     head_dim: int
+    value_dim: int
+    values_in_keys: bool = False
+
+    @property
+    def width(self) -> int:
+        """Numbers kept for one token."""
+        return self.kv_heads * (self.head_dim + (0 if self.values_in_keys else self.value_dim))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What becomes of ``query . key`` before the softmax: scaled, capped, biased, masked, in this order."""
+
+    scale: float
+    window: int | None = None
+    """Tokens a query sees, itself included; ``None``: all before it."""
+    softcap: float | None = None
+    """``softcap * tanh(score / softcap)``."""
+    slopes: tuple[float, ...] | None = None
+    """ALiBi (Press et al., 2022): for each query head, what is added to the score for each position of the key. Only
+    differences between keys matter to the softmax, so the query's own position need not be subtracted."""
 
 
 @dataclass
@@ -37,7 +63,7 @@ class PagedLayout:
     """``[sequences, blocks]`` int64 on the cache's device; entries past a sequence's context are any valid block."""
     slots: torch.Tensor
     """``[tokens]`` int64: ``block * block_size + offset``, where each token's key and value are written."""
-    memo: dict[str, Any] = field(default_factory=dict)
+    memo: dict[Hashable, Any] = field(default_factory=dict)
     """For a kernel's own plan of the pass, made in the first layer and used in all."""
 
 
@@ -56,13 +82,14 @@ class PagedAttention(Protocol):
         self,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: torch.Tensor,
+        value: torch.Tensor | None,
         cache: LayerCache,
         layout: PagedLayout,
-        scale: float,
+        scores: Scores,
     ) -> torch.Tensor:
-        """Write ``key`` and ``value`` (``[tokens, kv_heads, head_dim]``) to their slots, then attend causally.
+        """Write ``key`` ``[tokens, kv_heads, head_dim]`` and ``value`` ``[tokens, kv_heads, value_dim]`` (``None``
+        where the keys hold the values) to their slots, then attend causally.
 
         Returns:
-            ``[tokens, heads, head_dim]``, for ``query`` of the same shape.
+            ``[tokens, heads, value_dim]``, for ``query`` ``[tokens, heads, head_dim]``.
         """

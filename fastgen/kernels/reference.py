@@ -17,13 +17,30 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _relu_squared(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
+    "gelu_accurate": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
     "gelu_new": _gelu_tanh,
+    "gelu_python": F.gelu,
+    "gelu_python_tanh": _gelu_tanh,
     "gelu_pytorch_tanh": _gelu_tanh,
+    "mish": F.mish,
+    "quick_gelu": _quick_gelu,
     "relu": F.relu,
+    "relu2": _relu_squared,
+    "sigmoid": torch.sigmoid,
     "silu": F.silu,
     "swish": F.silu,
+    "tanh": torch.tanh,
 }
 """By the names in transformers' configs."""
 
@@ -37,16 +54,28 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def add_rms_norm(
-    stream: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    stream: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, offset: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Root-mean-square norm (Zhang and Sennrich, 2019), statistics in float32, the product in the weight's dtype."""
+    """Root-mean-square norm (Zhang and Sennrich, 2019), statistics in float32. The product is in the weight's dtype,
+    but with an offset, where ``offset + weight`` would lose the weight's last bits, in float32."""
     if delta is not None:
         stream = stream + delta
     if stream.dtype == torch.float32:
-        return stream, F.rms_norm(stream, weight.shape, weight, eps)
+        return stream, F.rms_norm(stream, weight.shape, offset + weight if offset else weight, eps)
     wide = stream.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if offset:
+        return stream, (wide * (offset + weight.float())).to(stream.dtype)
     return stream, wide.to(stream.dtype) * weight
+
+
+def add_layer_norm(
+    stream: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Layer norm (Ba et al., 2016)."""
+    if delta is not None:
+        stream = stream + delta
+    return stream, F.layer_norm(stream, weight.shape, weight, bias, eps)
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -72,10 +101,38 @@ def gated_activation(gate_up: torch.Tensor, name: str) -> torch.Tensor:
     return ACTIVATIONS[name](gate) * up
 
 
+def experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    activation_name: str,
+) -> torch.Tensor:
+    """A mixture of gated experts, each run once on all tokens that chose it."""
+    per_token = chosen.shape[1]
+    order = chosen.flatten().argsort(stable=True)  # choices, sorted by their expert
+    counts = chosen.flatten().bincount(minlength=len(gate_up)).tolist()
+    inputs = x.index_select(0, order // per_token)
+    outputs = torch.empty_like(inputs)
+    first = 0
+    for expert, count in enumerate(counts):
+        if not count:
+            continue
+        rows = slice(first, first + count)
+        inner = gated_activation(F.linear(inputs[rows], gate_up[expert]), activation_name)
+        torch.mm(inner, down[expert].t(), out=outputs[rows])
+        first += count
+    outputs *= weights.flatten().index_select(0, order).unsqueeze(1).to(outputs.dtype)
+    # Each token's choices side by side, added in the order they were chosen, whatever else is in the pass.
+    sorted_back = torch.empty_like(outputs).index_copy_(0, order, outputs)
+    return sorted_back.view(len(x), per_token, -1).sum(1)
+
+
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(
         Implementation(function.__name__, "torch", function, rank=0)
-        for function in (linear, embedding, add_rms_norm, rotary, activation, gated_activation)
+        for function in (linear, embedding, add_rms_norm, add_layer_norm, rotary, activation, gated_activation, experts)
     ),
     Implementation("paged_attention", "torch", TorchPagedAttention, rank=0),
 )

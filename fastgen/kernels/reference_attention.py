@@ -2,22 +2,32 @@
 
 Sequences that run one token are gathered in groups of similar length and attended in one call a group; a sequence that
 runs more (a piece of a prompt) is attended by itself. The gathers go to buffers that live as long as the kernel:
-fresh memory for each would cost more in page faults than the copying does.
+fresh memory for each would cost more in page faults than the copying does. Under a window only the blocks that some
+query can see are gathered.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from fastgen.kernels.paging import CacheSpec, PagedLayout
+from fastgen.kernels.paging import CacheSpec, PagedLayout, Scores
 
 __all__ = ["TorchPagedAttention"]
 
 _WASTE = 0.2  # a group's padding, as a share of its gathered blocks
 _GROUP_TOKENS = 16384  # gathered tokens of a group: bounds the buffers
+
+
+class _Pages(NamedTuple):
+    """One layer's cache."""
+
+    keys: torch.Tensor  # [num_blocks, block_size, kv_heads, head_dim]
+    values: torch.Tensor | None  # [num_blocks, block_size, kv_heads, value_dim]; None: the keys hold them
+    value_dim: int
 
 
 @dataclass
@@ -26,129 +36,146 @@ class _Decodes:
 
     rows: torch.Tensor  # [group] int64: their rows in the pass
     blocks: torch.Tensor  # [group * width] int64
-    padding: torch.Tensor  # int64: places in the gathered [group * width * block_size] past each context
-    mask: torch.Tensor  # [group, 1, 1, width * block_size]: 0, or -inf past the context
+    padding: torch.Tensor  # int64: places in the gathered [group * width * block_size] that hold no token seen
+    mask: torch.Tensor  # [group, 1 or heads, width * block_size]: 0 or a bias, and -inf where nothing is seen
 
 
 @dataclass
 class _Chunk:
-    """Query rows ``first : last`` of one sequence, the last of which sees ``context`` tokens."""
+    """Query rows ``first : last`` of one sequence, and the ``context`` tokens from the first of ``blocks`` on."""
 
     first: int
     last: int
     context: int
     blocks: torch.Tensor  # [blocks] int64
-    mask: torch.Tensor | None  # [rows, context], or None where the rows are the whole context
+    mask: torch.Tensor | None  # [1 or heads, rows, context], or None where the rows are the whole context
 
 
 class TorchPagedAttention:
-    """Keys and values lie as ``[num_blocks, block_size, kv_heads, head_dim]``."""
+    """Keys and values lie as ``[num_blocks, block_size, kv_heads, head_dim or value_dim]``."""
 
     def __init__(self) -> None:
-        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._buffers: dict[str, torch.Tensor] = {}
 
     def bytes_per_token(self, spec: CacheSpec, dtype: torch.dtype) -> int:
-        return 2 * spec.kv_heads * spec.head_dim * dtype.itemsize
+        return spec.width * dtype.itemsize
 
     def allocate(
         self, spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (num_blocks, block_size, spec.kv_heads, spec.head_dim)
-        return _zeros(shape, dtype, device), _zeros(shape, dtype, device)
+    ) -> _Pages:
+        shape = (num_blocks, block_size, spec.kv_heads)
+        keys = _zeros((*shape, spec.head_dim), dtype, device)
+        values = None if spec.values_in_keys else _zeros((*shape, spec.value_dim), dtype, device)
+        return _Pages(keys, values, spec.value_dim)
 
     def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: torch.Tensor,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        value: torch.Tensor | None,
+        cache: _Pages,
         layout: PagedLayout,
-        scale: float,
+        scores: Scores,
     ) -> torch.Tensor:
-        keys, values = cache
-        keys.flatten(0, 1).index_copy_(0, layout.slots, key)
-        values.flatten(0, 1).index_copy_(0, layout.slots, value)
-        work = layout.memo.get("torch")
+        cache.keys.flatten(0, 1).index_copy_(0, layout.slots, key)
+        if cache.values is not None:
+            assert value is not None
+            cache.values.flatten(0, 1).index_copy_(0, layout.slots, value)
+        plan_key = ("torch", scores.window, scores.slopes)
+        work = layout.memo.get(plan_key)
         if work is None:
-            work = layout.memo["torch"] = _plan(layout, query.dtype)
-        out = torch.empty_like(query)
+            work = layout.memo[plan_key] = _plan(layout, scores, query.dtype)
+        out = query.new_empty(*query.shape[:2], cache.value_dim)
         for one in work:
             if isinstance(one, _Decodes):
-                self._decode(one, query, keys, values, scale, out)
+                self._decode(one, query, cache, scores, out)
             else:
-                self._chunk(one, query, keys, values, scale, out)
+                self._chunk(one, query, cache, scores, out)
         return out
 
-    def _decode(
-        self,
-        group: _Decodes,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scale: float,
-        out: torch.Tensor,
-    ) -> None:
-        count, (heads, dim), kv_heads = len(group.rows), query.shape[1:], keys.shape[2]
-        k, v = self._gather(keys, values, group.blocks)
+    def _decode(self, group: _Decodes, query: torch.Tensor, cache: _Pages, scores: Scores, out: torch.Tensor) -> None:
+        count, (heads, dim), kv_heads = len(group.rows), query.shape[1:], cache.keys.shape[2]
         # Masked places may hold whatever an earlier owner left, NaN included, and NaN times zero is NaN.
-        k.flatten(0, 1).index_fill_(0, group.padding, 0)
-        v.flatten(0, 1).index_fill_(0, group.padding, 0)
-        k, v = (t.view(count, -1, kv_heads, dim).transpose(1, 2) for t in (k, v))
+        k, v = self._gather(cache, group.blocks, group.padding)
+        k, v = (t.view(count, -1, kv_heads, t.shape[-1]).transpose(1, 2) for t in (k, v))
         # The heads that share a key are the rows of one small matrix: no copy of keys for each.
         q = query.index_select(0, group.rows).view(count, kv_heads, heads // kv_heads, dim)
-        result = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
-        out.index_copy_(0, group.rows, result.reshape(count, heads, dim))
+        mask = group.mask
+        mask = mask[:, None] if mask.shape[1] == 1 else mask.view(count, kv_heads, heads // kv_heads, -1)
+        result = _attend(q, k, v, mask, scores)
+        out.index_copy_(0, group.rows, result.reshape(count, heads, -1))
 
-    def _chunk(
-        self,
-        chunk: _Chunk,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scale: float,
-        out: torch.Tensor,
-    ) -> None:
-        k, v = (t.flatten(0, 1)[: chunk.context] for t in self._gather(keys, values, chunk.blocks))
-        q = query[chunk.first : chunk.last].transpose(0, 1).unsqueeze(0)
-        k, v = (t.transpose(0, 1).unsqueeze(0) for t in (k, v))
-        result = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=scale, enable_gqa=True
-        )
+    def _chunk(self, chunk: _Chunk, query: torch.Tensor, cache: _Pages, scores: Scores, out: torch.Tensor) -> None:
+        k, v = (t[: chunk.context] for t in self._gather(cache, chunk.blocks))
+        q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (query[chunk.first : chunk.last], k, v))
+        result = _attend(q, k, v, chunk.mask, scores)
         out[chunk.first : chunk.last] = result[0].transpose(0, 1)
 
     def _gather(
-        self, keys: torch.Tensor, values: torch.Tensor, blocks: torch.Tensor
+        self, cache: _Pages, blocks: torch.Tensor, padding: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The blocks of both, ``[len(blocks), block_size, kv_heads, head_dim]``, in the kernel's buffers."""
-        size = len(blocks) * keys[0].numel()
-        held = self._buffers
-        if held is None or held[0].numel() < size or held[0].dtype != keys.dtype or held[0].device != keys.device:
-            held = self._buffers = (keys.new_empty(size), keys.new_empty(size))
-        shape = (len(blocks), *keys.shape[1:])
-        k, v = held[0][:size].view(shape), held[1][:size].view(shape)
-        torch.index_select(keys, 0, blocks, out=k)
-        torch.index_select(values, 0, blocks, out=v)
-        return k, v
+        """The blocks of both, ``[tokens, kv_heads, ...]``, in the kernel's buffers; zeros at ``padding``."""
+        k = self._fetch("keys", cache.keys, blocks, padding)
+        if cache.values is None:
+            return k, k[..., : cache.value_dim]
+        return k, self._fetch("values", cache.values, blocks, padding)
+
+    def _fetch(
+        self, name: str, pages: torch.Tensor, blocks: torch.Tensor, padding: torch.Tensor | None
+    ) -> torch.Tensor:
+        size = len(blocks) * pages[0].numel()
+        held = self._buffers.get(name)
+        if held is None or held.numel() < size or held.dtype != pages.dtype or held.device != pages.device:
+            held = self._buffers[name] = pages.new_empty(size)
+        found = held[:size].view(len(blocks), *pages.shape[1:])
+        torch.index_select(pages, 0, blocks, out=found)
+        found = found.flatten(0, 1)
+        return found if padding is None else found.index_fill_(0, padding, 0)
 
 
-def _plan(layout: PagedLayout, dtype: torch.dtype) -> list[_Decodes | _Chunk]:
-    """The pass as a list of calls, the same in every layer."""
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scores: Scores
+) -> torch.Tensor:
+    """``q [batch, heads, rows, dim]`` over ``k, v [batch, kv_heads, context, ...]``; no mask: causal."""
+    grouped = q.shape[1] != k.shape[1]
+    if scores.softcap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scores.scale, enable_gqa=grouped
+        )
+    if grouped:
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    if mask is None:
+        mask = _bias(q.shape[2], k.shape[2], Scores(scores.scale), q.dtype, q.device)
+    capped = torch.tanh(q @ k.transpose(-1, -2) * (scores.scale / scores.softcap)) * scores.softcap
+    return (capped + mask).softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+
+
+def _plan(layout: PagedLayout, scores: Scores, dtype: torch.dtype) -> list[_Decodes | _Chunk]:
+    """The pass as a list of calls, the same in every layer with these scores."""
     size = layout.block_size
     work: list[_Decodes | _Chunk] = []
     singles: list[tuple[int, int]] = []
     for s, (start, count, context) in enumerate(zip(layout.starts, layout.counts, layout.contexts, strict=True)):
+        first = _first_block(context - count, scores.window, size)
+        last = -(-context // size)
         if count == 1:
-            singles.append((-(-context // size), s))
+            singles.append((last - first, s))
             continue
-        blocks = layout.block_table[s, : -(-context // size)]
-        mask = None if count == context else _causal(count, context, dtype, blocks.device)
-        work.append(_Chunk(start, start + count, context, blocks, mask))
+        blocks, seen = layout.block_table[s, first:last], context - first * size
+        whole = count == seen and (scores.window is None or count <= scores.window) and scores.slopes is None
+        mask = None if whole else _bias(count, seen, scores, dtype, blocks.device)
+        work.append(_Chunk(start, start + count, seen, blocks, mask))
     singles.sort(reverse=True)
     while singles:
         group = _take_group(singles, size)
         del singles[: len(group)]
-        work.append(_decodes(layout, [s for _, s in group], group[0][0], dtype))
+        work.append(_decodes(layout, [s for _, s in group], group[0][0], scores, dtype))
     return work
+
+
+def _first_block(position: int, window: int | None, block_size: int) -> int:
+    """The block of the first token that the query at ``position`` sees."""
+    return 0 if window is None else max(0, position - window + 1) // block_size
 
 
 def _take_group(singles: list[tuple[int, int]], block_size: int) -> list[tuple[int, int]]:
@@ -161,21 +188,49 @@ def _take_group(singles: list[tuple[int, int]], block_size: int) -> list[tuple[i
     return list(singles)
 
 
-def _decodes(layout: PagedLayout, sequences: list[int], width: int, dtype: torch.dtype) -> _Decodes:
-    device = layout.block_table.device
+def _decodes(layout: PagedLayout, sequences: list[int], width: int, scores: Scores, dtype: torch.dtype) -> _Decodes:
+    device, size = layout.block_table.device, layout.block_size
     chosen = torch.tensor(sequences, device=device)
-    contexts = torch.tensor([layout.contexts[s] for s in sequences], device=device)
     rows = torch.tensor([layout.starts[s] for s in sequences], device=device)
-    past = torch.arange(width * layout.block_size, device=device) >= contexts[:, None]
-    mask = torch.zeros(past.shape, dtype=dtype, device=device).masked_fill_(past, float("-inf"))
-    blocks = layout.block_table[chosen, :width].flatten()
-    return _Decodes(rows, blocks, past.flatten().nonzero().flatten(), mask[:, None, None])
+    contexts = [layout.contexts[s] for s in sequences]
+    first = torch.tensor([_first_block(context - 1, scores.window, size) for context in contexts], device=device)
+    # A block past the sequence's last is any valid one: what it holds is masked.
+    columns = (first[:, None] + torch.arange(width, device=device)).clamp_(max=layout.block_table.shape[1] - 1)
+    blocks = layout.block_table[chosen[:, None], columns].flatten()
+    distance = torch.tensor(contexts, device=device)[:, None] - 1 - first[:, None] * size
+    distance = distance - torch.arange(width * size, device=device)
+    unseen, slopes = _unseen(distance, scores.window), _slopes(scores, device)
+    mask = _masked(distance[:, None], unseen[:, None], None if slopes is None else slopes[:, None], dtype)
+    return _Decodes(rows, blocks, unseen.flatten().nonzero().flatten(), mask)
 
 
-def _causal(count: int, context: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """``[count, context]``: row i, of the last ``count`` of ``context``, sees all up to itself."""
-    mask = torch.full((count, context), float("-inf"), dtype=dtype, device=device)
-    return mask.triu_(context - count + 1)
+def _bias(count: int, context: int, scores: Scores, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """``[1 or heads, count, context]``: what the last ``count`` of ``context`` tokens add to their scores."""
+    queries = torch.arange(context - count, context, device=device)
+    distance = queries[:, None] - torch.arange(context, device=device)
+    slopes = _slopes(scores, device)
+    unseen = _unseen(distance, scores.window)
+    return _masked(distance[None], unseen[None], None if slopes is None else slopes[:, None, None], dtype)
+
+
+def _unseen(distance: torch.Tensor, window: int | None) -> torch.Tensor:
+    later = distance < 0
+    return later if window is None else later | (distance >= window)
+
+
+def _masked(
+    distance: torch.Tensor, unseen: torch.Tensor, slopes: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """-inf where ``unseen``, else 0, or ALiBi's bias for ``slopes`` shaped to broadcast against ``distance``."""
+    if slopes is None:
+        bias = torch.zeros(distance.shape, dtype=dtype, device=distance.device)
+    else:  # minus the distance is the key's position to the softmax, and exact in 16 bits where it matters
+        bias = (distance * -slopes).to(dtype)
+    return bias.masked_fill_(unseen, float("-inf"))
+
+
+def _slopes(scores: Scores, device: torch.device) -> torch.Tensor | None:
+    return None if scores.slopes is None else torch.tensor(scores.slopes, dtype=torch.float32, device=device)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from fastgen.core.layers import Rope
 from fastgen.testing.checkpoints import tiny_llama
 from fastgen.testing.driver import HandDriver, load_decoder
 
@@ -147,10 +148,10 @@ def test_planted_faults_are_caught(tmp_path, monkeypatch, fault):
     driver = HandDriver(decoder, block_size=BLOCK)
     sequence = driver.add(tokens(22))
     if fault == "rope_pairing":
-        for attention in decoder.attentions():
-            right = attention.rope._rotary
+        for rope in (module for module in decoder.modules() if isinstance(module, Rope)):
+            right = rope._rotary
             monkeypatch.setattr(
-                attention.rope,
+                rope,
                 "_rotary",
                 lambda x, cos, sin, right=right: right(
                     x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), cos, sin
@@ -160,8 +161,8 @@ def test_planted_faults_are_caught(tmp_path, monkeypatch, fault):
     if fault == "block_table":
         driver.builder._table[sequence.slot, 1] = driver._blocks[0]  # somebody else's
     if fault == "kv_head":
-        for keys, _ in driver.builder.caches:
-            keys.copy_(keys.flip(2))
+        for cache in driver.builder.caches:
+            cache.keys.copy_(cache.keys.flip(2))
     got = torch.cat([*first, *driver.run([(sequence, 13)])])
     assert (got - expected(reference, sequence.tokens)).abs().max() > 100 * TOLERANCE
 
@@ -171,9 +172,9 @@ def test_stale_cache_values_cannot_reach_a_neighbour(tmp_path):
     directory = tiny_llama(tmp_path, tokenizer=False)
     reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     driver = HandDriver(load_decoder(directory), block_size=BLOCK)
-    for keys, values in driver.builder.caches:
-        keys.fill_(float("nan"))
-        values.fill_(float("nan"))
+    for cache in driver.builder.caches:
+        cache.keys.fill_(float("nan"))
+        cache.values.fill_(float("nan"))
     first, second = driver.add(tokens(11)), driver.add(tokens(30, seed=2))
     driver.run([(first, 5), (second, 25)])
     rows = [driver.run([(first, 1), (second, 1)]) for _ in range(5)]

@@ -38,25 +38,58 @@ class Table(Layer):
 
 
 class Embed(nn.Module):
-    """The first stream of a decoder, ``[tokens, hidden]``."""
+    """The first stream of a decoder, ``[tokens, hidden]``: ``tokens[id] * scale + positions[position + offset]``.
 
-    def __init__(self, tokens: Table) -> None:
+    Args:
+        tokens: a row for each token id.
+        positions: learned position embeddings, if the model has them.
+        position_offset: of the row for position 0.
+        scale: of the token's row, in the model's dtype.
+    """
+
+    def __init__(
+        self,
+        tokens: Table,
+        *,
+        positions: Table | None = None,
+        position_offset: int = 0,
+        scale: float | None = None,
+    ) -> None:
         super().__init__()
-        self.tokens = tokens
+        self.tokens, self.positions = tokens, positions
+        self.position_offset, self.scale = position_offset, scale
 
     def forward(self, batch: Batch) -> torch.Tensor:
         stream: torch.Tensor = self.tokens(batch.ids)
+        if self.scale is not None:  # rounded as the checkpoint's training rounded it: to the model's dtype, first
+            stream = stream * torch.tensor(self.scale, dtype=stream.dtype, device=stream.device)
+        if self.positions is not None:
+            stream = stream + self.positions(batch.positions + self.position_offset)
         return stream
 
 
 class Head(nn.Module):
-    """Logits, ``[rows, vocab]``, from its own projection or, tied, from the table of the embedding."""
+    """Logits, ``[rows, vocab]``, from its own projection or, tied, from the table of the embedding.
 
-    def __init__(self, proj: Linear | None = None, *, tied: Table | None = None) -> None:
+    Args:
+        proj: its own projection.
+        tied: the embedding's table, in its place.
+        scale: multiplies the logits.
+        softcap: ``softcap * tanh(logits / softcap)``, after the scale.
+    """
+
+    def __init__(
+        self,
+        proj: Linear | None = None,
+        *,
+        tied: Table | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> None:
         super().__init__()
         if (proj is None) == (tied is None):
             raise ValueError("a head has a projection of its own or the embedding's table: give one of them")
-        self.proj = proj
+        self.proj, self.scale, self.softcap = proj, scale, softcap
         self._tied = (tied,)  # in a tuple: the table is the embedding's part, not ours
         self._linear: Callable[..., torch.Tensor]
 
@@ -75,6 +108,14 @@ class Head(nn.Module):
             self._linear = kernels.choose("linear", in_features=table.width, out_features=table.rows)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._project(hidden)
+        if self.scale is not None:
+            logits = logits * self.scale
+        if self.softcap:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+    def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         table = self._tied[0]
         if table is not None:
             return self._linear(hidden, table.weight, None)

@@ -21,11 +21,12 @@ def inverse_frequencies(
     Args:
         rope: The settings.
         rotary_dim: Rotated dimensions per head, even; usually ``rope.rotary_dim``.
-        sequence_length: For type ``"dynamic"`` only: the length in tokens the base is chosen for; unset, or up to
-            ``rope.max_position_embeddings``, the base is the model's own.
+        sequence_length: For the types ``"dynamic"`` and ``"longrope"``: the length in tokens they are chosen for.
+            Unset, or up to the length the model was trained at, they are the model's own.
 
     Returns:
-        Frequencies ``[rotary_dim / 2]``, float32, on the CPU, and the attention factor (1.0 but for ``"yarn"``).
+        Frequencies ``[rotary_dim / 2]``, float32, on the CPU, and the attention factor (1.0 but for ``"yarn"`` and
+        ``"longrope"``).
 
     Raises:
         UnsupportedModelError: a type that is not known.
@@ -41,6 +42,8 @@ def inverse_frequencies(
             return _llama3(rope, rotary_dim), 1.0
         case "yarn":
             return _yarn(rope, rotary_dim), _yarn_attention_factor(rope)
+        case "longrope":
+            return _longrope(rope, rotary_dim, sequence_length), _longrope_attention_factor(rope)
     raise UnsupportedModelError(f"rope type {rope.type!r} is not supported")
 
 
@@ -112,3 +115,18 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
     return magnitude(1.0)
+
+
+def _longrope(rope: RopeConfig, rotary_dim: int, sequence_length: int | None) -> Tensor:
+    """LongRoPE (https://arxiv.org/abs/2402.13753): a divisor for each pair, from one of two lists."""
+    original = _set(rope, "original_max_position_embeddings")
+    factors = rope.long_factor if (sequence_length or 0) > original else rope.short_factor
+    divisors = torch.tensor(factors, dtype=torch.float32, device="cpu")
+    return 1.0 / (divisors * rope.theta ** _exponents(rotary_dim))
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    factor, original = _set(rope, "factor"), _set(rope, "original_max_position_embeddings")
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))

@@ -36,6 +36,11 @@ class Layer(nn.Module):
         """The view of this layer's own memory that ``(slot, tail)`` names; writing there is loading."""
         raise NotImplementedError
 
+    def spread(self, slot: str, tail: str, tensor: torch.Tensor) -> dict[Want, torch.Tensor]:
+        """The places one checkpoint tensor fills, with what goes where: itself, unless the layer can take several
+        together. Also asked with tensors without data; views only."""
+        return {(slot, tail): tensor}
+
     def load(self, slot: str, tail: str, tensor: torch.Tensor) -> None:
         """Copy one checkpoint tensor, of the shape in ``want``, into its place, converting its dtype."""
         self.place(slot, tail).copy_(tensor)

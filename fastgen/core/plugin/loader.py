@@ -7,13 +7,15 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import util
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 from typing import Literal
 
 import fastgen
+from fastgen.core.plugin.bounds import admits, bounds
 from fastgen.core.plugin.hooks import PROJECT, collect
 from fastgen.core.plugin.specs import Spec, describe_error, format_error
 from fastgen.errors import ConfigError, PluginError, did_you_mean
@@ -142,12 +144,9 @@ def _record(
     specs: tuple[Spec, ...] = (),
     architectures: tuple[str, ...] = (),
 ) -> PluginRecord:
-    try:
-        version = point.dist.version if point.dist is not None else ""
-    except Exception:  # a METADATA file without a version
-        version = ""
+    version = _version(point.dist) if point.dist is not None else "?"
     return PluginRecord(
-        point.name, _distribution(point), version or "?", status, point.value, error, traceback, specs, architectures
+        point.name, _distribution(point), version, status, point.value, error, traceback, specs, architectures
     )
 
 
@@ -156,7 +155,28 @@ def _claimed(specs: Iterable[Spec]) -> tuple[str, ...]:
 
 
 def _distribution(point: EntryPoint) -> str:
-    return (point.dist.name if point.dist is not None else None) or "?"
+    return _name(point.dist) if point.dist is not None else "?"
+
+
+# Kept, since each reading of a distribution's field parses its whole metadata.
+
+
+@cache
+def _name(distribution: Distribution) -> str:
+    return distribution.name or "?"
+
+
+@cache
+def _bounds(distribution: Distribution) -> str | None:
+    return bounds(distribution.requires or ())
+
+
+@cache
+def _version(distribution: Distribution) -> str:
+    try:
+        return distribution.version or "?"
+    except Exception:  # a METADATA file without a version
+        return "?"
 
 
 def _is_own(point: EntryPoint) -> bool:
@@ -182,19 +202,12 @@ def _check_version(point: EntryPoint) -> None:
     """Raises PluginError if the distribution was written for another version of fastgen than the running one."""
     if point.dist is None or _is_own(point):
         return
-    from packaging.requirements import Requirement
-
-    for line in point.dist.requires or ():
-        if not re.match(rf"\s*{PROJECT}\b(?![-_.]\w)", line, re.IGNORECASE):
-            continue  # also spares parsing what other packages' requirements look like
-        requirement = Requirement(line)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        if not requirement.specifier.contains(fastgen.__version__, prereleases=True):
-            raise PluginError(
-                f"it needs fastgen {requirement.specifier}, this is fastgen {fastgen.__version__}; "
-                f"run `pip install --upgrade {_distribution(point)}`"
-            )
+    specifier = _bounds(point.dist)
+    if specifier and not admits(specifier, fastgen.__version__):
+        raise PluginError(
+            f"it needs fastgen {specifier}, this is fastgen {fastgen.__version__}; "
+            f"run `pip install --upgrade {_distribution(point)}`"
+        )
 
 
 def _check_lists(points: Sequence[EntryPoint], allow: Iterable[str] | None, block: Iterable[str]) -> list[str]:

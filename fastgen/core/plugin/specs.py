@@ -204,15 +204,23 @@ class ModelSpec(Spec):
         Raises:
             PluginError: one of them cannot be imported or is not what it must be.
         """
+        from fastgen.core.config_class import realise
         from fastgen.core.hf_config import HFConfig
         from fastgen.core.weight_map import WeightMap
 
         config, weights = self._resolve("config"), self._resolve("weights")
-        if not (isinstance(config, type) and issubclass(config, HFConfig)):
+        try:
+            real = realise(config)
+        except Exception as error:  # fields that pydantic cannot use
+            raise PluginError(
+                f"plugin {self.plugin!r} is broken: the config class of {self} cannot be used: "
+                f"{describe_error(error)}\n{format_error(error)}"
+            ) from error
+        if not (isinstance(real, type) and issubclass(real, HFConfig)):
             raise self._wrong("config", config, "a subclass of fastgen.api.HFConfig")
         if not isinstance(weights, WeightMap):
             raise self._wrong("weights", weights, "a fastgen.api.WeightMap")
-        return LoadedModel(config, self._resolve_callable("build"), weights)
+        return LoadedModel(real, self._resolve_callable("build"), weights)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,230 @@
+"""What each attention of a model asks for, found by running its code once without data (on torch's meta device).
+
+The modelling code is handed an attention function that writes down what it is called with, and a mask function that
+writes down what the mask would be: transformers describes masks as functions of two positions, which are asked here
+for what they mean. Whatever fastgen's paged attention would not reproduce is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from fastgen import api as fg
+
+__all__ = ["PROBE", "AttentionCall", "probe"]
+
+PROBE = "fastgen_probe"
+_TOKENS = 8
+_LONGEST = 2**20  # positions at which masks are asked
+# Arguments of attention functions that change nothing here, because a pass has no padding, dropout or cache.
+_HARMLESS = {
+    "cache_position",
+    "dropout",
+    "is_causal",
+    "logits_to_keep",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_embeddings",
+    "position_ids",
+    "return_dict",
+    "sliding_window",  # the mask says so, too, and is what transformers' own attention goes by
+    "use_cache",
+}
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of an attention function: the arguments of a `fastgen.api.CachedAttention`."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+@dataclass
+class _Notes:
+    longest: int
+    calls: list[AttentionCall] = field(default_factory=list)
+    modules: list[torch.nn.Module] = field(default_factory=list)
+
+
+_notes: ContextVar[_Notes] = ContextVar("notes")
+
+
+class _Refused(Exception):
+    """Raised inside the modelling code; its text completes "its attention ..."."""
+
+
+def probe(model: Any, *, longest: int) -> list[AttentionCall]:
+    """The calls of one pass, in order.
+
+    Args:
+        model: on the meta device, built with the attention implementation `PROBE`.
+        longest: positions it has.
+
+    Raises:
+        UnsupportedModelError: it does what fastgen's paged attention does not.
+    """
+    notes, name = _Notes(longest), type(model).__name__
+    token = _notes.set(notes)
+    try:
+        with torch.no_grad(), torch.device("meta"), _without_experts(model):
+            ids = torch.zeros(1, _TOKENS, dtype=torch.int64)
+            model(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                position_ids=torch.arange(_TOKENS)[None],
+                use_cache=False,
+            )
+    except _Refused as refused:
+        raise fg.UnsupportedModelError(f"{name} cannot run over fastgen's paged cache: its attention {refused}") from None
+    except Exception as error:
+        raise fg.UnsupportedModelError(
+            f"{name} cannot run over fastgen's paged cache: its code does not run without data "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
+        ) from error
+    finally:
+        _notes.reset(token)
+    _check_layers(model, notes)
+    return notes.calls
+
+
+def _check_layers(model: Any, notes: _Notes) -> None:
+    """Every layer must have attended: one that did not keeps a state of another kind, which nobody would keep."""
+    config, called = model.config.get_text_config(), {id(module) for module in notes.modules}
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == config.num_hidden_layers]
+    stacks = [m for m in layers if any(id(part) in called for part in m.modules())]
+    if not stacks:
+        raise fg.UnsupportedModelError(
+            f"{type(model).__name__} cannot run over fastgen's paged cache: no stack of its "
+            f"{config.num_hidden_layers} layers calls the attention function"
+        )
+    for number, layer in enumerate(stacks[0]):
+        if not any(id(part) in called for part in layer.modules()):
+            raise fg.UnsupportedModelError(
+                f"{type(model).__name__} cannot run over fastgen's paged cache: its layer {number} "
+                f"({type(layer).__name__}) does not call the attention function (a recurrent or convolutional layer?)"
+            )
+
+
+def _observe(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    notes = _notes.get()
+    for name, given in kwargs.items():
+        if given is not None and name not in _HARMLESS:
+            raise _Refused(f"is given {name}, which fastgen does not know")
+    if query.ndim != 4 or query.shape[0] != 1 or query.shape[2] != _TOKENS:
+        raise _Refused(f"mixes tokens before it attends (queries {list(query.shape)} for {_TOKENS} tokens)")
+    heads, kv_heads, tokens = query.shape[1], key.shape[1], _TOKENS
+    if key.shape[2] != tokens or value.shape[:3] != key.shape[:3]:
+        raise _Refused(f"has keys {list(key.shape)} and values {list(value.shape)} for {tokens} tokens")
+    if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise _Refused("is not causal")
+    if isinstance(scaling, torch.Tensor):
+        raise _Refused("computes its scale in each pass")
+    notes.modules.append(module)
+    notes.calls.append(
+        AttentionCall(
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=query.shape[3],
+            value_dim=value.shape[3],
+            scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
+            window=_window(attention_mask),
+            softcap=softcap or None,
+        )
+    )
+    return torch.empty(1, tokens, heads, value.shape[3], dtype=value.dtype, device="meta"), None
+
+
+def _window(mask: torch.Tensor | None) -> int | None:
+    """What our own mask function wrote into the mask."""
+    if mask is None:
+        raise _Refused("is given no mask")
+    if mask.device.type == "meta" or mask.dtype != torch.int64:
+        raise _Refused("makes or changes its mask by itself")
+    return int(mask.flatten()[0]) or None
+
+
+def _describe_mask(
+    batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Any], **kwargs: Any
+) -> torch.Tensor:
+    """A mask whose every value is its window (0: none)."""
+    window = read_window(mask_function, min(_notes.get().longest, _LONGEST))
+    return torch.full((batch_size, 1, q_length, kv_length), window or 0, dtype=torch.int64, device="cpu")
+
+
+def read_window(mask_function: Callable[..., Any], longest: int) -> int | None:
+    """How many tokens a query sees under this mask, itself included; ``None``: all before it.
+
+    Args:
+        mask_function: ``(batch, head, query position, key position) -> bool``, of tensors.
+
+    Raises:
+        UnsupportedModelError: the mask is neither causal nor a sliding window.
+    """
+    with torch.device("cpu"):
+        keys = torch.arange(longest)
+        zero = torch.tensor(0)
+        last = torch.tensor(longest - 1)
+        seen = int(_row(mask_function, zero, last, keys).sum())
+        window = None if seen == longest else seen
+        for query in sorted({0, 1, 2, longest // 3, longest // 2, longest - 1, *range(min(longest, 64))}):
+            expected = keys <= query
+            if window is not None:
+                expected &= keys > query - window
+            if not torch.equal(_row(mask_function, zero, torch.tensor(query), keys), expected):
+                raise _Refused("sees other tokens than a causal or sliding window shows")
+    return window
+
+
+def _row(mask_function: Callable[..., Any], zero: torch.Tensor, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    try:
+        row: torch.Tensor = mask_function(zero, zero, query, keys)
+    except Exception as error:
+        raise _Refused(f"has a mask that is no function of two positions ({error})") from error
+    return row.expand(keys.shape)
+
+
+@contextmanager
+def _without_experts(model: Any) -> Iterator[None]:
+    """Routed experts choose by data, which there is none of: leave them out."""
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "to_dict")}
+    before = {key: getattr(config, "_experts_implementation_internal", None) for key, config in configs.items()}
+    for config in configs.values():
+        config._experts_implementation_internal = PROBE
+    try:
+        yield
+    finally:
+        for key, config in configs.items():
+            config._experts_implementation_internal = before[key]
+
+
+def _skip_experts(module: torch.nn.Module, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.empty_like(hidden)
+
+
+AttentionInterface.register(PROBE, _observe)
+AttentionMaskInterface.register(PROBE, _describe_mask)
+ALL_EXPERTS_FUNCTIONS.register(PROBE, _skip_experts)
