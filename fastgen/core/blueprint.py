@@ -14,6 +14,7 @@ from fastgen.core.containers import Decoder
 from fastgen.core.generation_config import check_generation_config
 from fastgen.core.hf_config import HFConfig, read_generation_config, read_raw_config
 from fastgen.core.layers.layer import building
+from fastgen.core.lora import LoraPlan, plan_loras
 from fastgen.core.plugin import ModelSpec, Registry, registry
 from fastgen.core.runtime.kv_cache import CachePlan, plan_cache
 from fastgen.core.source import ModelFiles, resolve
@@ -39,6 +40,8 @@ class Blueprint:
     generation_config: dict[str, Any]
     checkpoint: Checkpoint
     placements: list[Placement]
+    loras: list[LoraPlan]
+    """The adapters to serve beside the model."""
     model: Decoder
     """Without memory (on torch's meta device), its kernels chosen."""
     kernels: KernelTable
@@ -47,7 +50,7 @@ class Blueprint:
     dtype_reason: str
     max_model_len: int
     weight_bytes: int
-    """Bytes the loaded weights take."""
+    """Bytes the loaded weights take, adapters included."""
     cache: CachePlan
     warnings: list[str]
 
@@ -81,10 +84,22 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     kernels = KernelTable(device.type, str(dtype).removeprefix("torch."), implementations, broken)
     with building(dtype, torch.device("meta")):
         skeleton = parts.build(model_config)
+    warnings += skeleton.remarks
     skeleton.bind(kernels)
     placements = plan(skeleton, parts.weights, model_config, shapes)
     _check_floats(checkpoint, placements)
-    weight_bytes = sum(p.numel() for p in skeleton.parameters()) * dtype.itemsize
+    loras = plan_loras(
+        config.lora,
+        model=skeleton,
+        weights=parts.weights,
+        config=model_config,
+        checkpoint=checkpoint,
+        model_name=files.name,
+        load_bin=config.load_bin,
+    )
+    warnings += [f"LoRA adapter {lora.name!r} {doubt}" for lora in loras for doubt in lora.warnings]
+    parameters = sum(p.numel() for p in skeleton.parameters()) + sum(lora.parameters for lora in loras)
+    weight_bytes = parameters * dtype.itemsize
     cache = plan_cache(skeleton, config, dtype, device, max_model_len=max_model_len, weight_bytes=weight_bytes)
     return Blueprint(
         files=files,
@@ -94,6 +109,7 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
         generation_config=generation_config,
         checkpoint=checkpoint,
         placements=placements,
+        loras=loras,
         model=skeleton,
         kernels=kernels,
         device=device,
@@ -111,7 +127,7 @@ def _architectures(raw: dict[str, Any], files: ModelFiles) -> list[str]:
     if not names:
         raise UnsupportedModelError(
             f"{files.name}: config.json names no architectures, so no plugin can be chosen; add "
-            '"architectures": ["LlamaForCausalLM"] or whatever the model is'
+            '"architectures": ["FooForCausalLM"], the name of the class it was saved from'
         )
     return [str(name) for name in names] if isinstance(names, list) else [str(names)]
 

@@ -111,6 +111,9 @@ class Decoder(nn.Module):
         head: ``[rows, hidden] -> [rows, vocab]`` with a ``vocab_rows``, a `Head` or a part that stands for it.
     """
 
+    remarks: tuple[str, ...] = ()
+    """What whoever loads this model should be told: shown as warnings, also by ``fastgen explain``."""
+
     def __init__(self, embed: nn.Module, blocks: Iterable[Block], norm: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.embed, self.blocks, self.norm, self.head = embed, nn.ModuleList(blocks), norm, head
@@ -133,6 +136,11 @@ class Decoder(nn.Module):
         """What a prompt of this length changes in the keys: part of the key of cached prefixes."""
         regimes = (module.regime(length) for module in self.modules() if isinstance(module, Rope))
         return tuple(sorted({regime for regime in regimes if regime is not None}))
+
+    def renewal(self, length: int) -> int | None:
+        """The length at which all keys of a prompt of ``length`` tokens have to be computed anew; ``None``: never."""
+        lengths = (module.renewal(length) for module in self.modules() if isinstance(module, Rope))
+        return min((found for found in lengths if found is not None), default=None)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits of the rows asked for, ``[len(batch.rows), vocab]``."""

@@ -16,6 +16,7 @@ import torch
 from fastgen.config import EngineConfig
 from fastgen.core.blueprint import Blueprint, draw
 from fastgen.core.loading import load_model
+from fastgen.core.lora import Loras
 from fastgen.core.policy import Outcome, Scheduler, Sequence
 from fastgen.core.processors import PluginProcessors
 from fastgen.core.request import Limits, Sampling, model_defaults, resolve
@@ -64,7 +65,7 @@ class Engine:
 
     ::
 
-        engine = Engine.load("HuggingFaceTB/SmolLM2-135M-Instruct")
+        engine = Engine.load("org/name")
         engine.add(engine.tokenizer.encode("Hello"), SamplingParams(max_new_tokens=8))
         while engine.has_work:
             for output in engine.step():
@@ -73,7 +74,14 @@ class Engine:
     Not thread-safe: call it from one thread (``Pipeline`` does so for many callers).
     """
 
-    def __init__(self, blueprint: Blueprint, config: EngineConfig, model: Any, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        config: EngineConfig,
+        model: Any,
+        tokenizer: Tokenizer | None,
+        loras: Loras | None = None,
+    ) -> None:
         self.config, self.blueprint, self.tokenizer = config, blueprint, tokenizer
         self.max_model_len = blueprint.max_model_len
         cache = KVCache(model, blueprint.cache, blueprint.dtype, blueprint.device)
@@ -83,6 +91,7 @@ class Engine:
             vocab_rows=model.embed.tokens.rows,
             valid_ids=min(rows, tokenizer.num_ids) if tokenizer is not None else rows,
             cache_tokens=blueprint.cache.tokens,
+            loras=tuple(plan.name for plan in blueprint.loras),
         )
         budget = config.max_batch_tokens
         running = min(config.max_sequences, budget)
@@ -94,7 +103,7 @@ class Engine:
             device=blueprint.device,
             caches=cache.layers,
         )
-        self.runner = Runner(model, builder, Sampler(valid_rows=self.limits.valid_ids))
+        self.runner = Runner(model, builder, Sampler(valid_rows=self.limits.valid_ids), loras)
         self.scheduler = Scheduler(
             num_blocks=blueprint.cache.num_blocks,
             block_size=config.block_size,
@@ -138,7 +147,8 @@ class Engine:
         tokenizer = (
             Tokenizer.load(files, trust_remote_code=config.trust_remote_code) if Tokenizer.is_in(files) else None
         )
-        engine = cls(blueprint, config, load_model(blueprint, progress=progress), tokenizer)
+        loras = Loras(blueprint.loras, blueprint.device) if blueprint.loras else None
+        engine = cls(blueprint, config, load_model(blueprint, loras, progress=progress), tokenizer, loras)
         cache = blueprint.cache
         told = (
             f"KV cache: {cache.num_blocks:,} blocks of {cache.block_size} tokens, {cache.total_bytes / 2**30:.2f} GiB"
@@ -235,14 +245,17 @@ class Engine:
             ),
             prompt_scores=[None] * len(prompt) if scored else None,
         )
+        renew_at = self._model.renewal(len(prompt))
         return Sequence(
             prompt,
             max_tokens=sampling.max_tokens,
             stop_ids=sampling.stop_ids,
             min_tokens=sampling.min_new_tokens,
             priority=sampling.priority,
-            # Within one engine, model, dtype and adapter are the same; what else changes the keys is the rope regime.
-            namespace=(self._model.regime(len(prompt)), sampling.cache_salt),
+            # Within one engine, model and dtype are the same; what else changes the keys is the rope regime and LoRA.
+            namespace=(self._model.regime(len(prompt)), sampling.lora, sampling.cache_salt),
+            renew_at=renew_at,
+            renewed_namespace=(self._model.regime(renew_at or 0), sampling.cache_salt),
             read_cache=not scored,
             payload=choice,
         )

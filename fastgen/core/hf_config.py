@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -22,7 +22,7 @@ class HFConfig(BaseModel):
     """What every decoder has. A family subclasses it, adds fields under the names its ``config.json`` uses, and
     overrides a default where its transformers class has another one:
 
-        class Qwen2Config(HFConfig):
+        class FooConfig(HFConfig):
             default_rope_theta = 10_000.0
             sliding_window: int | None = None
             use_sliding_window: bool = False
@@ -35,6 +35,8 @@ class HFConfig(BaseModel):
 
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Other names of a field in the raw file, for this family; laid over `SPELLINGS`. The first name present wins."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """What the family's transformers class takes for a field of this class that the file does not mention at all."""
     default_rope_theta: ClassVar[float] = 10_000.0
     default_partial_rotary_factor: ClassVar[float] = 1.0
     has_rope: ClassVar[bool] = True
@@ -72,7 +74,9 @@ class HFConfig(BaseModel):
             UnsupportedModelError: the file asks for something that changes the maths and is not known here.
         """
         _refuse_unknown_maths(raw, cls)
-        fields = {**raw, **_spelled(raw, {**SPELLINGS, **cls.spellings})}
+        spellings = {**SPELLINGS, **cls.spellings}
+        silent = {name for name in cls.defaults if not any(key in raw for key in spellings.get(name, (name,)))}
+        fields = {**raw, **_spelled(raw, spellings), **{name: cls.defaults[name] for name in silent}}
         fields = {name: value for name, value in fields.items() if name not in _DERIVED}
         fields["architectures"] = _architectures(raw)
         fields["eos_token_ids"] = read_eos_ids(raw, "config.json")
@@ -119,6 +123,35 @@ class HFConfig(BaseModel):
             )
         by_type = {name: None if value is None else read(value) for name, value in settings.items()}
         return {"rope_by_layer_type": by_type}
+
+    def layer_windows(self, slides: Callable[[int], bool] = lambda layer: True) -> list[int | None]:
+        """For each layer, the tokens that a query sees, itself included; ``None``: all before it.
+
+        Reads the fields ``sliding_window``, ``use_sliding_window`` and ``layer_types``, as far as the family has them.
+        Layer types, where the file has them, say which layers slide; else ``slides`` does, asked with each index.
+
+        Raises:
+            ConfigError: layer types that are not one for each layer, or that slide where the file has no window.
+            UnsupportedModelError: a layer type other than full and sliding attention.
+        """
+        window: int | None = getattr(self, "sliding_window", None)
+        off = not getattr(self, "use_sliding_window", True)
+        if off:
+            window = None
+        kinds: list[str] | None = getattr(self, "layer_types", None)
+        if kinds is None:
+            return [window if slides(layer) else None for layer in range(self.num_hidden_layers)]
+        if len(kinds) != self.num_hidden_layers:
+            raise ConfigError(
+                f"config.json: layer_types names {len(kinds)} layers, num_hidden_layers is {self.num_hidden_layers}"
+            )
+        for kind in kinds:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise UnsupportedModelError(f"config.json: layer type {kind!r} (in layer_types) is not supported")
+        if window is None and "sliding_attention" in kinds:
+            reason = "use_sliding_window is false" if off else "sliding_window is not set"
+            raise ConfigError(f"config.json: layer_types has sliding_attention layers, but {reason}; they must agree")
+        return [window if kind == "sliding_attention" else None for kind in kinds]
 
     @model_validator(mode="after")
     def _heads(self) -> Self:

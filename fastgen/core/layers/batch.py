@@ -24,8 +24,8 @@ class Batch(Protocol):
     sequence_of: torch.Tensor
     """``[tokens]`` int64: which of the pass's sequences each token belongs to."""
     lengths: torch.Tensor
-    """``[sequences]`` int64: each sequence's prompt length, which stays while it runs (rope types that depend on the
-    length take their regime from it)."""
+    """``[sequences]`` int64: the length each sequence's keys are computed for, where they depend on one: its prompt's,
+    or what it had when they were last computed anew (`Rope.renewal`)."""
     layout: PagedLayout
     caches: list[LayerCache]
     """By ``Attention.index``."""

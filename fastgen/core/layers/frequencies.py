@@ -71,7 +71,7 @@ def _dynamic(rope: RopeConfig, rotary_dim: int, sequence_length: int | None) -> 
 
 
 def _llama3(rope: RopeConfig, rotary_dim: int) -> Tensor:
-    """Llama 3.1: slow pairs are divided by ``factor``, fast ones kept, and those between blended."""
+    """Slow pairs are divided by ``factor``, fast ones kept, and those between blended."""
     factor, original = _set(rope, "factor"), _set(rope, "original_max_position_embeddings")
     low, high = _set(rope, "low_freq_factor"), _set(rope, "high_freq_factor")
     kept = _powers(rope.theta, rotary_dim)

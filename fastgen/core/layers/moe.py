@@ -107,7 +107,7 @@ class MoE(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    """Routed experts and one that every token visits (DeepSeekMoE, Dai et al., 2024), weighted by the sigmoid of a gate
+    """Routed experts and one that every token visits (Dai et al., 2024), weighted by the sigmoid of a gate
     of its own (``hidden -> 1``) if it has one: ``[tokens, hidden] -> [tokens, hidden]``."""
 
     def __init__(self, routed: nn.Module, shared: MLP, gate: Linear | None = None) -> None:

@@ -19,9 +19,10 @@ __all__ = ["Rope"]
 class Rope(nn.Module):
     """Turns queries and keys by their positions. One object serves every layer that shares its parameters.
 
-    The types "dynamic" and "longrope" take their frequencies from the length of the request's own prompt and keep them
-    while the request runs. (transformers takes them from the longest sequence of the batch so far, so that a batch mate
-    or an earlier request can change them.)
+    The types "dynamic" and "longrope" take their frequencies from the length of the request's own prompt (transformers
+    takes them from the longest sequence of the batch so far, so that a batch mate or an earlier request can change
+    them). "dynamic" keeps them while the request runs; a "longrope" request that grows past the original length is
+    computed anew with the factors for long ones, as transformers' ``generate`` does.
 
     Args:
         config: the rope parameters of the model; the first ``rotary_dim`` components of a head turn.
@@ -54,6 +55,12 @@ class Rope(nn.Module):
                 return length
             case "longrope" if length > (self.config.original_max_position_embeddings or length):
                 return -1  # one for all lengths, and no length itself
+        return None
+
+    def renewal(self, length: int) -> int | None:
+        """The length at which the keys of a prompt of ``length`` tokens have to be computed anew; ``None``: never."""
+        if self.config.type == "longrope" and self.regime(length) is None:
+            return (self.config.original_max_position_embeddings or length) + 1
         return None
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:

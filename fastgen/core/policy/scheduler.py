@@ -312,15 +312,23 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence, plan: Plan) -> None:
         """Take a running sequence's blocks and slot; its full computed blocks stay in the prefix cache."""
-        seq.num_lost = seq.num_computed
-        seq.num_computed = 0
         seq.preemptions += 1
         self._totals.preemptions += 1
+        self._set_back(seq)
+        plan.preempted.append(seq)
+
+    def _renew(self, seq: Sequence) -> None:
+        """Have all that a running sequence knows computed anew, for the length it has now."""
+        seq.renew_at, seq.renewed, seq.namespace = None, len(seq.tokens), seq.renewed_namespace
+        self._set_back(seq)
+
+    def _set_back(self, seq: Sequence) -> None:
+        seq.num_lost = seq.num_computed
+        seq.num_computed = 0
         self._let_go(seq)
         seq.state = State.WAITING
         self._regroup()
         self._waiting.push(seq)
-        plan.preempted.append(seq)
 
     # One pass: commit
 
@@ -349,6 +357,7 @@ class Scheduler:
         caching = self.pool.cache is not None
         sampled = iter(tokens)
         outcomes: list[Outcome] = []
+        renewing: list[Sequence] = []
         regroup = len(plan.sequences) > len(self._streams) or bool(self._aborting)
         for seq, count in zip(plan.sequences, plan.counts, strict=True):
             known = seq.tokens
@@ -369,6 +378,8 @@ class Scheduler:
                         seq.stop, reason = token, "stop"
                     elif len(known) >= seq.max_tokens:
                         reason = "length"
+                    elif len(known) == seq.renew_at:
+                        renewing.append(seq)
                 outcomes.append(Outcome(seq, token, reason))
             # What a failed row computed is not to be trusted (NaN), so the cache never sees it.
             if caching and computed // size > before // size and not failed:
@@ -376,6 +387,8 @@ class Scheduler:
             if reason is not None:
                 self._finish(seq, reason)
                 regroup = True
+        for seq in renewing:
+            self._renew(seq)
         self._totals.passes += bool(plan.sequences)
         self._totals.tokens += plan.num_tokens
         return outcomes + self._end_of_pass(regroup)

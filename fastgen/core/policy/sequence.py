@@ -32,6 +32,8 @@ class Sequence:
         priority: higher enters first and is preempted last, under any policy.
         namespace: prefixes are shared only inside one namespace: everything besides tokens that changes K/V values
             (model, dtype, adapter, rope regime, a tenant's salt).
+        renew_at: once it knows this many tokens, the K/V of all of them have to be computed anew (a rope that changes
+            with the length, say); from then on ``renewed_namespace`` holds. None: never.
         read_cache: False never takes a prefix from the cache (prompt logprobs need every row); it still writes.
         payload: the engine's own state; never looked at here.
 
@@ -39,6 +41,7 @@ class Sequence:
         id: unique, increasing in order of arrival; -1 before ``Scheduler.add``.
         blocks: block table; the K/V of token ``i`` is in ``blocks[i // block_size]`` at ``i % block_size``.
         slot: row in the runtime's persistent tables while running, else -1.
+        renewed: tokens it knew when its K/V were last computed anew; 0: never.
         num_cached: prompt tokens found in the prefix cache when it was first admitted.
         preemptions: how often it lost its blocks.
         finish_reason, stop: why it ended, and the stop id that ended it.
@@ -64,6 +67,9 @@ class Sequence:
         "preemptions",
         "priority",
         "read_cache",
+        "renew_at",
+        "renewed",
+        "renewed_namespace",
         "seniority",
         "slot",
         "state",
@@ -81,6 +87,8 @@ class Sequence:
         min_tokens: int = 0,
         priority: int = 0,
         namespace: Hashable = None,
+        renew_at: int | None = None,
+        renewed_namespace: Hashable = None,
         read_cache: bool = True,
         payload: object = None,
     ) -> None:
@@ -102,6 +110,8 @@ class Sequence:
         self.min_tokens = min_tokens
         self.priority = priority
         self.namespace = namespace
+        self.renew_at = renew_at
+        self.renewed_namespace = renewed_namespace
         self.read_cache = read_cache
         self.payload = payload
 
@@ -109,6 +119,7 @@ class Sequence:
         self.state = State.WAITING
         self.num_computed = 0
         self.num_cached = 0
+        self.renewed = 0
         self.blocks: list[int] = []
         self.slot = -1
         self.preemptions = 0
@@ -128,6 +139,11 @@ class Sequence:
     def num_output(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def regime_length(self) -> int:
+        """The length in tokens its K/V are computed for, where they depend on one."""
+        return self.renewed or self.num_prompt
 
     def __repr__(self) -> str:
         return (

@@ -101,7 +101,7 @@ class RaggedBatchBuilder:
         positions = self._positions.array[:tokens]
         np.add(self._arange[:tokens], (computed - starts)[of], out=positions)
         self._fill_ids(sequences, plan.counts)
-        self._lengths.array[:n] = np.fromiter((s.num_prompt for s in sequences), np.int64, n)
+        self._lengths.array[:n] = np.fromiter((s.regime_length for s in sequences), np.int64, n)
 
         table = self._table[slots, : -(-int(contexts.max()) // self.block_size)]
         place = positions // self.block_size

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 
 from fastgen.core.containers import Decoder
+from fastgen.core.lora import Loras
 from fastgen.core.policy import Plan, Sequence
 from fastgen.core.runtime.choice import choice_of
 from fastgen.core.runtime.ragged import RaggedBatch, RaggedBatchBuilder
@@ -29,14 +31,17 @@ class PassResult:
 class Runner:
     """The model, its cache and the sampler as one step."""
 
-    def __init__(self, model: Decoder, builder: RaggedBatchBuilder, sampler: Sampler) -> None:
-        self.model, self.builder, self.sampler = model, builder, sampler
+    def __init__(
+        self, model: Decoder, builder: RaggedBatchBuilder, sampler: Sampler, loras: Loras | None = None
+    ) -> None:
+        self.model, self.builder, self.sampler, self.loras = model, builder, sampler, loras
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> PassResult:
         """One forward pass."""
         batch = self.builder.build(plan, _wants_scores)
-        logits = self.model(batch)
+        with self._adapters(plan, batch):
+            logits = self.model(batch)
         self._score(batch, logits)
         if not batch.sampling:
             return PassResult()
@@ -48,6 +53,15 @@ class Runner:
             {batch.sampling[row]: logprob for row, logprob in picks.logprobs.items()},
         )
 
+    def _adapters(self, plan: Plan, batch: RaggedBatch) -> AbstractContextManager[None]:
+        """Inside, each row gets the LoRA adapter of its request."""
+        if self.loras is None:
+            return nullcontext()
+        stream = [(_lora(sequence), count) for sequence, count in zip(plan.sequences, plan.counts, strict=True)]
+        logits = [(_lora(sequence), 1) for sequence in batch.sampling]
+        logits += [(_lora(sequence), count) for sequence, _, count in batch.scoring]
+        return self.loras.rows(stream, logits)
+
     def _score(self, batch: RaggedBatch, logits: torch.Tensor) -> None:
         """Log-probabilities of prompt tokens; the row at position p scores the token at p + 1."""
         row = len(batch.sampling)
@@ -58,6 +72,10 @@ class Runner:
             assert choice.prompt_scores is not None
             choice.prompt_scores[first + 1 : first + 1 + count] = scores
             row += count
+
+
+def _lora(sequence: Sequence) -> str | None:
+    return choice_of(sequence).sampling.lora or None
 
 
 def _wants_scores(sequence: Sequence) -> bool:

@@ -40,6 +40,11 @@ def extend(fingerprint: int, token: int) -> int:
     return (fingerprint * 1_000_003 + token + 1) % (2**61 - 1)
 
 
+def root_print(seq: Sequence) -> int:
+    """Before the first token."""
+    return hash(seq.namespace) % 1009 + 7
+
+
 def rank(seq: Sequence) -> tuple[int, int]:
     return (-seq.priority, seq.seniority)
 
@@ -56,16 +61,21 @@ class Shadow:
         self.alive: dict[int, Sequence] = {}
         self.ended: Counter[int] = Counter()
         self.log: list[object] = []
-        self.passes = 0
+        self.passes = self.renewals = 0
 
     def add(self, seq: Sequence) -> None:
         self.scheduler.add(seq)
         self.alive[seq.id] = seq
-        self.prints[seq.id] = [hash(seq.namespace) % 1009 + 7]  # before the first token
+        self.prints[seq.id] = [root_print(seq)]
         self.follow(seq)
 
     def follow(self, seq: Sequence) -> None:
         prints = self.prints[seq.id]
+        if prints[0] != root_print(seq):
+            assert seq.renewed, "another namespace, and not renewed"
+            assert seq.state is not State.RUNNING, "keeps blocks that do not hold what it relies on"
+            prints[:] = [root_print(seq)]
+            self.renewals += 1
         for token in seq.tokens[len(prints) - 1 :]:
             prints.append(extend(prints[-1], token))
 
@@ -259,6 +269,8 @@ def random_sequence(rng: random.Random, scheduler: Scheduler) -> Sequence:
         min_tokens=rng.randrange(3),
         priority=rng.choice((0, 0, 0, 1, -1)),
         namespace=rng.choice((None, None, None, "tenant")),
+        renew_at=rng.randint(len(prompt) + 1, limit) if rng.random() < 0.2 else None,
+        renewed_namespace="renewed",
         read_cache=rng.random() < 0.9,
     )
 
@@ -307,7 +319,8 @@ def drive(rng: random.Random, scheduler: Scheduler, *, steps: int = STEPS, calm:
 def check_preemptions(scheduler: Scheduler, everyone: list[Sequence]) -> None:
     """The bound that the scheduler's text proves, for each sequence."""
     for seq in everyone:
-        higher = sum(other.priority > seq.priority for other in everyone)
+        # One that is computed anew enters a second time.
+        higher = sum((1 + bool(other.renewed)) * (other.priority > seq.priority) for other in everyone)
         bound = math.log2(scheduler.num_blocks) + 2 + higher
         if not scheduler._takes_over:
             assert seq.preemptions <= bound, "the same victim again and again"
@@ -316,7 +329,7 @@ def check_preemptions(scheduler: Scheduler, everyone: list[Sequence]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_random_driving(policy):
-    passes = preemptions = hits = 0
+    passes = preemptions = hits = renewals = 0
     for episode in range(EPISODES):
         rng = random.Random(f"{policy} {episode}")
         scheduler = random_scheduler(rng, policy=policy)
@@ -324,10 +337,12 @@ def test_random_driving(policy):
         passes += shadow.passes
         preemptions += scheduler.stats.preemptions
         hits += scheduler.stats.prefix_hit_tokens
+        renewals += shadow.renewals
     print(f"{policy}: {passes} passes, {preemptions} preemptions, {hits} prefix hit tokens")
     assert passes >= 50_000  # 200,000 over the four policies
     assert preemptions > 300  # the pools were small enough to matter
     assert hits > 5000
+    assert renewals > 300
 
 
 @pytest.mark.parametrize("policy", POLICIES)

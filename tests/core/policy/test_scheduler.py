@@ -486,3 +486,30 @@ def test_stats_count_what_happened(make_loop):
     loop.drain()
     stats = loop.scheduler.stats
     assert (stats.running, stats.cached_blocks, stats.free_blocks, stats.tokens) == (0, 2, 62, 9)
+
+
+# Computing anew at a length
+
+
+def test_renewal_at_a_length(make_loop):
+    """A sequence that comes to know ten tokens computes all of them again, once, under its other namespace."""
+    loop = make_loop()
+    seq = loop.add(range(6), 14, namespace="short", renew_at=10, renewed_namespace="long")
+    other = loop.add(range(6), 14, namespace="short")
+    while seq.state is not State.FINISHED:
+        loop.step()
+    starts = [p.starts.get(seq.id) for p in loop.passes]
+    assert starts == [0, 6, 7, 8, 0, 10, 11, 12]
+    assert (seq.renewed, seq.namespace, seq.preemptions) == (10, "long", 0)
+    assert other.renewed == 0
+    assert loop.scheduler.stats.recomputed_tokens == 9
+    again = loop.add(range(13), 15, namespace="long")
+    loop.drain()
+    assert again.num_cached == 4  # the first block is of the prompt's own tokens
+
+
+def test_renewal_does_not_outlive_the_end(make_loop):
+    loop = make_loop()
+    seq = loop.add(range(6), 10, renew_at=10)
+    loop.drain()
+    assert (len(seq.tokens), seq.renewed) == (10, 0)
