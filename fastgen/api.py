@@ -79,8 +79,9 @@ if TYPE_CHECKING:
     )
     from fastgen.core.layers.layer import parameter
     from fastgen.core.rope_config import RopeConfig
-    from fastgen.core.weight_map import DECODER_WEIGHTS, WeightMap, split_gate_up, split_qkv, split_qkv_groups
+    from fastgen.core.weight_map import DECODER_WEIGHTS, Destination, WeightMap, split_gate_up, split_qkv, split_qkv_groups
     from fastgen.kernels.ops import Implementation, KernelTable, Need
+    from fastgen.kernels.paging import PagedLayout
 
 _HOMES = {
     "alibi_slopes": "fastgen.core.layers",
@@ -89,6 +90,7 @@ _HOMES = {
     "Block": "fastgen.core.containers",
     "CachedAttention": "fastgen.core.layers",
     "Decoder": "fastgen.core.containers",
+    "Destination": "fastgen.core.weight_map",
     "DECODER_WEIGHTS": "fastgen.core.weight_map",
     "Embed": "fastgen.core.layers",
     "Experts": "fastgen.core.layers",
@@ -105,6 +107,7 @@ _HOMES = {
     "Norm": "fastgen.core.layers",
     "Parallel": "fastgen.core.containers",
     "ParallelNorms": "fastgen.core.containers",
+    "PagedLayout": "fastgen.kernels.paging",
     "parameter": "fastgen.core.layers.layer",
     "PlainMLP": "fastgen.core.layers",
     "PostNorm": "fastgen.core.containers",
@@ -133,6 +136,7 @@ __all__ = [
     "CommandSpec",
     "ConfigError",
     "Decoder",
+    "Destination",
     "Embed",
     "Experts",
     "FastgenError",
@@ -154,6 +158,7 @@ __all__ = [
     "Norm",
     "Parallel",
     "ParallelNorms",
+    "PagedLayout",
     "PlainMLP",
     "PluginError",
     "PostNorm",

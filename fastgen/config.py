@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -80,6 +81,11 @@ class EngineConfig(BaseModel):
     adapter: dict[str, str] = Field(
         default_factory=dict, description="Which plugin serves an architecture, where several do: {arch: plugin}."
     )
+    lora: dict[str, str] = Field(
+        default_factory=dict,
+        description="LoRA adapters in peft's format to serve beside the model: {name: directory}. A request chooses "
+        "one by its name.",
+    )
 
     @field_validator("cache_memory")
     @classmethod
@@ -99,6 +105,21 @@ class EngineConfig(BaseModel):
         if not 0 < value <= 1:
             raise ValueError(f"{value} must be a fraction above 0 and up to 1, or a size such as '2GiB'")
         return float(value)
+
+    @field_validator("lora", mode="before")
+    @classmethod
+    def _directories(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {name: str(path) if isinstance(path, Path) else path for name, path in value.items()}
+
+    @field_validator("lora")
+    @classmethod
+    def _named(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, path in value.items():
+            if not name.strip() or not path.strip():
+                raise ValueError(f"an adapter needs a name and a directory, got {name!r}: {path!r}")
+        return value
 
     @model_validator(mode="after")
     def _one_size(self) -> Self:

@@ -101,6 +101,9 @@ class SamplingParams(BaseModel):
     cache_salt: str | None = Field(
         default=None, description="Only requests with the same salt share cached prefixes (keeps tenants apart)."
     )
+    lora: str | None = Field(
+        default=None, description="Name of the loaded LoRA adapter to answer with. Unset: the model as it is."
+    )
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastgen.cli.options import SectionedCommand, engine_options, sampling_options
+from fastgen.cli.options import SectionedCommand, engine_options, sampling_options, with_only_lora
 from fastgen.cli.output import on_terminal
 from fastgen.config import EngineConfig
 from fastgen.errors import FastgenError, InvalidRequestError, did_you_mean
@@ -107,7 +107,7 @@ def chat(model: str, system: str | None, config: EngineConfig, params: SamplingP
     from fastgen.front import pipeline
 
     with pipeline(model, config) as pipe:
-        Repl(pipe, params, system).run()
+        Repl(pipe, with_only_lora(params, config), system).run()
 
 
 class Repl:

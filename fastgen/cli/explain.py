@@ -88,6 +88,11 @@ def describe(drawn: Blueprint) -> dict[str, Any]:
             for choice in drawn.kernels.choices
         ],
     }
+    if drawn.loras:
+        facts["lora adapters"] = [
+            f"{lora.name}: {len(lora.targets)} modules, rank {', '.join(map(str, lora.ranks))}, from {lora.directory}"
+            for lora in drawn.loras
+        ]
     if defaults := model_defaults(drawn.generation_config):
         facts["sampling defaults (generation_config.json)"] = defaults
     if drawn.warnings:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastgen.cli import answers
-from fastgen.cli.options import SectionedCommand, engine_options, sampling_options
+from fastgen.cli.options import SectionedCommand, engine_options, sampling_options, with_only_lora
 from fastgen.cli.output import on_terminal, print_table
 from fastgen.cli.prompts import Job, from_arguments, from_file, from_stdin, listed
 from fastgen.config import EngineConfig
@@ -65,6 +65,7 @@ def generate(
     Without a prompt, or with -, the prompt is standard input. One prompt is answered as it is generated; several run
     together, and their answers come in the order of the prompts. Ctrl-C keeps what there is.
     """
+    params = with_only_lora(params, config)
     jobs = from_arguments(prompts, params, chat=chat)
     if file is not None:
         jobs += from_file(file, params, chat=chat)

@@ -17,7 +17,7 @@ from fastgen.config import EngineConfig
 from fastgen.errors import ConfigError, InvalidRequestError
 from fastgen.types import SamplingParams
 
-__all__ = ["SectionedCommand", "engine_options", "sampling_options"]
+__all__ = ["SectionedCommand", "engine_options", "sampling_options", "with_only_lora"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,6 +25,9 @@ _TOML = "fastgen.toml"
 _ENGINE, _SAMPLING = "engine__", "sampling__"
 # The engine's seed makes every request of a run repeatable and still lets two of them differ.
 _NOT_FLAGS = {"seed"}
+# A request's field `lora` is a name, the engine's option the adapters there are: `--lora NAME=DIRECTORY` loads.
+_RENAMED = {"sampling__lora": "use-lora"}
+_HELP = {"sampling__lora": "LoRA adapter to answer with, by its name. Unset: the only one, if --lora loads one."}
 
 
 class SectionedOption(click.Option):
@@ -92,8 +95,9 @@ def engine_options(function: F) -> F:
     def call(*args: Any, **values: Any) -> Any:
         given = _given(values, _ENGINE, EngineConfig)
         options = {k: v for k, v in _toml().items() if k != "sampling"}
-        if "adapter" in given and isinstance(options.get("adapter"), dict):
-            given["adapter"] = {**options["adapter"], **given["adapter"]}
+        for table in ("adapter", "lora"):
+            if table in given and isinstance(options.get(table), dict):
+                given[table] = {**options[table], **given[table]}
         try:
             config = EngineConfig.of({**options, **given})
         except ConfigError as error:
@@ -135,6 +139,14 @@ def sampling_options(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
+def with_only_lora(params: SamplingParams, config: EngineConfig) -> SamplingParams:
+    """``params`` with the adapter that ``--lora`` loads, if it loads one and the request names none: whoever loads one
+    for a command means it to be used."""
+    if len(config.lora) != 1 or "lora" in params.model_fields_set:
+        return params
+    return SamplingParams.of(params, lora=next(iter(config.lora)))
+
+
 def _add(command: Callable[..., Any], option: click.Option) -> None:
     """What click's decorators do, for an option that is already made."""
     params: list[click.Parameter] = command.__dict__.setdefault("__click_params__", [])
@@ -143,12 +155,13 @@ def _add(command: Callable[..., Any], option: click.Option) -> None:
 
 def _flag(name: str, field: FieldInfo, prefix: str, section: str) -> Callable[[F], F]:
     def decorate(command: F) -> F:
-        flag = name.replace("_", "-")
+        flag = _RENAMED.get(f"{prefix}{name}", name.replace("_", "-"))
         declaration = [f"{prefix}{name}", f"--{flag}"]
         settings = _type(field.annotation)
         if settings.pop("is_bool", False):
             declaration[1] += f"/--no-{flag}"
-        option = SectionedOption(declaration, default=None, help=_help(field), section=section, **settings)
+        text = _HELP.get(f"{prefix}{name}") or _help(field)
+        option = SectionedOption(declaration, default=None, help=text, section=section, **settings)
         _add(command, option)
         return command
 

@@ -76,6 +76,15 @@ class Checkpoint:
             raise CheckpointError(f"{directory}: {', '.join(file.name for file in chosen.files)} holds no tensors")
         return cls(directory, tensors, [*_compare(chosen, tensors), *_stray_warning(directory, chosen)])
 
+    @classmethod
+    def of_file(cls, file: Path) -> Self:
+        """One file by itself, checked as in `open`.
+
+        Raises:
+            CheckpointError: it is cut, damaged or hostile.
+        """
+        return cls(file.parent, {tensor.name: tensor for tensor in _describe(file)})
+
     def stream(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors of these names (unset: all), one at a time, on the CPU, in the order of the files.
 

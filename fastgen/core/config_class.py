@@ -64,7 +64,7 @@ def realise(declared: type) -> type[hf_config.HFConfig]:
     if found is None:
         found = _base() if declared is HFConfig else _made(declared)
         setattr(declared, _REAL, found)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _base() -> type:

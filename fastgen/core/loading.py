@@ -9,15 +9,17 @@ from fastgen.core.blueprint import Blueprint
 from fastgen.core.checkpoint import check_memory
 from fastgen.core.containers import Decoder
 from fastgen.core.layers.layer import building
+from fastgen.core.lora import Loras
 from fastgen.core.weights import load
 
 __all__ = ["load_model"]
 
 
-def load_model(blueprint: Blueprint, *, progress: bool = False) -> Decoder:
+def load_model(blueprint: Blueprint, loras: Loras | None = None, *, progress: bool = False) -> Decoder:
     """Build the model on its device and fill it, one tensor in memory at a time.
 
     Args:
+        loras: adapters to put into it.
         progress: show a bar on standard error.
 
     Raises:
@@ -45,5 +47,7 @@ def load_model(blueprint: Blueprint, *, progress: bool = False) -> Decoder:
             blueprint.checkpoint,
             loaded=lambda done: bar.advance(task, done),
         )
+    if loras is not None:
+        loras.attach(model, blueprint.dtype)
     model.bind(blueprint.kernels)
     return model.eval()

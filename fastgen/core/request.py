@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastgen.core.generation_config import TRANSFORMERS_TOP_K, ModelDefaults, end_token_ids
-from fastgen.errors import InvalidRequestError
+from fastgen.errors import InvalidRequestError, did_you_mean
 from fastgen.types import SamplingParams
 
 __all__ = [
@@ -43,6 +43,8 @@ class Limits:
     """Ids an answer can hold are below this: the fewer of output head rows and the tokenizer's highest id + 1."""
     cache_tokens: int
     """Tokens whose K/V fit the whole block pool (blocks x block size)."""
+    loras: tuple[str, ...] = ()
+    """Names of the LoRA adapters that are loaded."""
 
     @property
     def most_tokens(self) -> int:
@@ -88,6 +90,8 @@ class Sampling:
     priority: int
     cache_salt: str
     """Empty: shared with every request that has none."""
+    lora: str
+    """The LoRA adapter to answer with. Empty: the model as it is."""
     from_model: tuple[str, ...]
     """The keys of the model's generation_config.json that decided something the request left open."""
 
@@ -124,7 +128,7 @@ def resolve(
 
     Raises:
         InvalidRequestError: the prompt is empty, too long or holds an impossible id; the length asked for does not fit;
-            ``logit_bias`` or ``stop_token_ids`` name an id the model cannot produce.
+            ``logit_bias`` or ``stop_token_ids`` name an id the model cannot produce, or ``lora`` an unknown adapter.
         ConfigError: the model's generation_config holds an unusable value (``check_generation_config`` finds it first).
     """
     _check_prompt(prompt_token_ids, limits)
@@ -132,6 +136,9 @@ def resolve(
         _check_output_id(token, "stop_token_ids", limits)
     for token in params.logit_bias or ():
         _check_output_id(token, "logit_bias", limits)
+
+    if params.lora is not None and params.lora not in limits.loras:
+        raise InvalidRequestError(_unknown_lora(params.lora, limits.loras), field="lora")
 
     model = ModelDefaults(generation_config)
     temperature, top_k, top_p, min_p = _randomness(params, model)
@@ -161,6 +168,7 @@ def resolve(
         logits_processors=tuple((params.logits_processors or {}).items()),
         priority=params.priority,
         cache_salt=params.cache_salt or "",
+        lora=params.lora or "",
         from_model=tuple(model.used),
     )
 
@@ -201,6 +209,16 @@ def _check_prompt(ids: Sequence[int], limits: Limits) -> None:
                 f"prompt_token_ids[{position}] is {token}; this model knows the ids 0 to {limits.vocab_rows - 1}",
                 field="prompt_token_ids",
             )
+
+
+def _unknown_lora(name: str, loras: tuple[str, ...]) -> str:
+    if not loras:
+        return (
+            f"lora names the adapter {name!r}, and the model was loaded without adapters; load it with "
+            f"lora={{{name!r}: directory}} (--lora NAME=DIRECTORY)"
+        )
+    known = ", ".join(map(repr, loras))
+    return f"lora names the adapter {name!r}; loaded are {known}.{did_you_mean(name, loras)}"
 
 
 def _check_output_id(token: int, field: str, limits: Limits) -> None:

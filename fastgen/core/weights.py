@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from fastgen.core.layers.layer import Layer, Want
 from fastgen.core.weight_map import Destination, WeightMap
 from fastgen.errors import CheckpointError
 
-__all__ = ["Placement", "TensorSource", "load", "plan"]
+__all__ = ["Matcher", "Placement", "TensorSource", "load", "plan"]
 
 
 class TensorSource(Protocol):
@@ -21,6 +21,18 @@ class TensorSource(Protocol):
 
     def stream(self, names: Iterable[str]) -> Iterable[tuple[str, torch.Tensor]]:
         """The named tensors, one at a time."""
+
+
+@runtime_checkable
+class Matcher(Protocol):
+    """A model that knows by itself where a checkpoint's tensors go, and has no use for a weight map."""
+
+    def match(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Destination]:
+        """The destination of every tensor to read. The layer there gets each by ``load(slot, tail, tensor)``.
+
+        Raises:
+            CheckpointError: as `plan` does.
+        """
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,8 @@ def plan(model: nn.Module, weights: WeightMap, config: Any, shapes: Mapping[str,
         CheckpointError: a tensor no rule claims, a part nothing fills, a shape that does not fit, a place filled twice;
             names a few of each.
     """
+    if isinstance(model, Matcher):
+        return [Placement(name, destination) for name, destination in model.match(shapes).items()]
     layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
     missing = {
         (path, slot, tail): shape for path, layer in layers.items() for (slot, tail), shape in layer.want().items()

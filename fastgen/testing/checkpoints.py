@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from fastgen.testing.tokenizers import BOS, EOS, build_byte_tokenizer, byte_toke
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["randomise", "split_shards", "tiny_checkpoint", "tiny_llama"]
+__all__ = ["hush", "randomise", "shuffle_shards", "split_shards", "tiny_checkpoint", "tiny_llama", "write_random"]
 
 _TINY = {
     "vocab_size": 64,
@@ -128,6 +130,75 @@ def randomise(model: PreTrainedModel, *, seed: int = 0, bias_scale: float = 1.0)
                 fan_in = parameter.shape[0] if type(module).__name__ == "Conv1D" else parameter.shape[-1]
                 value = noise * 1.5 / math.sqrt(fan_in)
             parameter.copy_(value)
+
+
+QUIET_IDS = (3, 4)
+"""Tokens whose embeddings `hush` makes small."""
+QUIET_POSITIONS = range(8, 16)
+"""Rows of other tables of embeddings that it makes small: learned positions."""
+
+
+@torch.no_grad()
+def hush(model: PreTrainedModel) -> None:
+    """Make the embeddings of a few tokens a thousand times smaller, so that a norm that sees one of them divides by
+    something not much larger than its epsilon: a wrong epsilon shows."""
+    tokens = model.get_input_embeddings()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            rows = QUIET_IDS if module is tokens else [row for row in QUIET_POSITIONS if row < module.num_embeddings]
+            module.weight[list(rows)] *= 1e-3
+
+
+def write_random(
+    directory: str | Path, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], *, seed: int = 0
+) -> None:
+    """A checkpoint for which transformers has no class: ``config.json`` as given, and a random tensor of each shape.
+
+    The numbers follow the rules of `randomise` and `hush`, as far as names and shapes tell: a vector is a bias if its
+    name ends so, else a norm's weight; a matrix whose name holds ``lm_head`` or ``embed_out`` makes logits; one whose
+    name holds ``embed``, ``wte`` or ``wpe`` is a table of embeddings.
+    """
+    from safetensors.torch import save_file
+
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(*shape, generator=generator)
+        if len(shape) == 1:
+            tensors[name] = noise if name.endswith("bias") else 1 + 0.3 * noise
+        elif "lm_head" in name or "embed_out" in name:
+            tensors[name] = noise * 4 / math.sqrt(shape[-1])
+        elif "embed" in name or "wte" in name or "wpe" in name:
+            rows = [row for row in (QUIET_POSITIONS if "wpe" in name else QUIET_IDS) if row < shape[0]]
+            noise[rows] *= 1e-3
+            tensors[name] = noise
+        else:
+            tensors[name] = noise * 1.5 / math.sqrt(shape[-1])
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(dict(config), indent=2))
+
+
+def shuffle_shards(directory: str | Path, target: str | Path, *, seed: int = 0) -> None:
+    """Copy a checkpoint of one file to ``target`` with each tensor in a file of its own, in no order at all."""
+    from safetensors.torch import load_file, save_file
+
+    directory, target = Path(directory), Path(target)
+    target.mkdir(parents=True, exist_ok=True)
+    for file in directory.glob("*.json"):
+        (target / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(directory / "model.safetensors")
+    shuffler = random.Random(seed)
+    numbers, names = list(range(1, len(tensors) + 1)), list(tensors)
+    shuffler.shuffle(numbers)
+    shuffler.shuffle(names)
+    weight_map = {}
+    for name, number in zip(names, numbers, strict=True):
+        weight_map[name] = f"model-{number:05}-of-{len(names):05}.safetensors"
+        save_file({name: tensors[name]}, target / weight_map[name], metadata={"format": "pt"})
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def split_shards(directory: str | Path, shards: int) -> None:

@@ -1,6 +1,6 @@
 """The pytest plugin that turns the conformance kit's results into ``conformance.json``.
 
-``pytest_plugins = ["fastgen.testing.plugin"]`` in a test module is enough for the report of a run to be collected; the
+``pytest_plugins = ["fastgen.testing.plugin"]`` in a test module is enough for a run's results to be collected; the
 options below exist when pytest loads it early, by ``-p fastgen.testing.plugin``. Works under pytest-xdist.
 """
 
@@ -21,9 +21,12 @@ from fastgen.core.plugin.conformance import Case, Conformance, conformance_path,
 __all__ = ["PROPERTY", "Collected"]
 
 PROPERTY = "conformance"
-"""The user property by which a test tells what it checked: ``{"entry", "case", "architecture", "checks", "expected"}``;
-``checks`` holds ``{check: outcome}`` (the test's own among them, as ``""``), ``expected`` the tests that a complete run
-has."""
+"""The user property by which a test tells what it checked::
+
+    {"entry", "class", "case", "architecture", "test": its own check, "checks": {other check: outcome},
+     "expected": [the tests a complete run of the case has]}
+"""
+_COLLECTED = "fastgen-conformance-collected"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,22 +41,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: more than a moment")
-    config.pluginmanager.register(Collected(), "fastgen-conformance-collected")
+    config.pluginmanager.register(Collected(), _COLLECTED)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
-    if hasattr(config, "workerinput"):  # a worker of pytest-xdist: its results go to the one that started it
-        return
-    collected = config.pluginmanager.get_plugin("fastgen-conformance-collected")
-    if collected is None or not collected.entries:
+    collected = config.pluginmanager.get_plugin(_COLLECTED)
+    # A worker of pytest-xdist sends its results to the one that started it.
+    if hasattr(config, "workerinput") or collected is None or not collected.entries:
         return
     found = list(collected.reports())
     if path := config.getoption("--conformance-json", default=None):
         write_report(path, found)
     if config.getoption("--conformance-beside", default=False):
-        for path, reports in _by_path(found).items():
-            write_report(path, reports, keep=True)
+        for beside, reports in _by_path(found).items():
+            write_report(beside, reports, keep=True)
 
 
 def _by_path(found: list[Conformance]) -> dict[Path, list[Conformance]]:
@@ -67,35 +69,32 @@ def _by_path(found: list[Conformance]) -> dict[Path, list[Conformance]]:
 
 
 class Collected:
-    """What the tests of the kit have told so far, by entry, case and check."""
+    """What the tests of the kit have told so far, by entry and case."""
 
     def __init__(self) -> None:
         self.entries: dict[str, dict[str, Case]] = {}
-        self._expected: dict[tuple[str, str], set[str]] = {}
-        self._ran: dict[tuple[str, str], set[str]] = {}
+        self._owner: dict[tuple[str, str], str] = {}
+        self._missing: dict[tuple[str, str], set[str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, told in report.user_properties:
-            if name == PROPERTY and (report.when == "call" or report.failed):
-                self.add(told, report.outcome)
+            if name == PROPERTY and isinstance(told, dict) and (report.when == "call" or report.failed):
+                self.add(told, failed=report.failed)
 
-    def add(self, told: dict[str, Any], outcome: str) -> None:
-        """One test's account; its own outcome is pytest's, whatever it had told before it failed."""
-        entry, case = told["entry"], told["case"]
+    def add(self, told: dict[str, Any], *, failed: bool) -> None:
+        """One test's account. What failed once stays so, whatever comes later."""
+        entry, case, test = told["entry"], told["case"], told["test"]
+        if case and self._owner.setdefault((entry, case), told["class"]) != told["class"]:
+            case = f"{told['class']}: {case}"  # two classes of tests for one plugin use the name
         cases = self.entries.setdefault(entry, {})
-        known = cases.get(case)
-        checks = dict(known.checks) if known is not None else {}
-        for check, state in told["checks"].items():
-            checks[check] = state
-        own = told["test"]
-        if outcome == "failed" and not any(told["checks"].get(check) == "fail" for check in told["checks"]):
-            checks[own] = "fail"
-        elif checks.get(own) != "fail":
-            checks.setdefault(own, "pass")
-        architecture = told["architecture"] or (known.architecture if known is not None else None)
-        cases[case] = Case(architecture, checks)
-        self._expected.setdefault((entry, case), set()).update(told["expected"])
-        self._ran.setdefault((entry, case), set()).add(own)
+        known = cases.get(case, Case(None, {}))
+        checks = dict(known.checks)
+        own = {test: "fail" if failed else told["checks"].get(test, "pass")}
+        for check, outcome in {**told["checks"], **own}.items():
+            if checks.get(check) != "fail":
+                checks[check] = outcome
+        cases[case] = Case(told["architecture"] or known.architecture, checks)
+        self._missing.setdefault((entry, case), set(told["expected"])).discard(test)
 
     def reports(self) -> Iterator[Conformance]:
         """One for each entry."""
@@ -103,19 +102,20 @@ class Collected:
             record = _record(entry)
             yield Conformance(
                 entry,
-                record.name if record is not None else None,
-                record.distribution or None if record is not None else None,
-                record.version or None if record is not None else None,
-                fastgen.__version__,
-                _version("transformers"),
-                datetime.now(UTC).isoformat(timespec="seconds"),
-                all(self._expected[entry, case] <= self._ran[entry, case] for case in cases),
-                cases,
+                plugin=None if record is None else record.name,
+                distribution=None if record is None else record.distribution,
+                version=None if record is None else record.version,
+                fastgen=fastgen.__version__,
+                transformers=_version("transformers"),
+                date=datetime.now(UTC).isoformat(timespec="seconds"),
+                complete=not any(self._missing[entry, case] for case in cases),
+                cases=cases,
             )
 
 
 def _record(entry: str) -> PluginRecord | None:
-    return next((r for r in registry().plugins if r.entry == entry and r.status == "loaded"), None)
+    """The installed plugin of this entry."""
+    return next((r for r in registry().plugins if r.entry == entry and r.status == "loaded" and not r.in_process), None)
 
 
 def _version(distribution: str) -> str:
@@ -123,5 +123,3 @@ def _version(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return ""
-
-

@@ -57,6 +57,7 @@ ENGINE_FLAGS = {
     "trust_remote_code": (["--trust-remote-code"], True),
     "load_bin": (["--load-bin"], True),
     "adapter": (["--adapter", "A=one", "--adapter", "B=two"], {"A": "one", "B": "two"}),
+    "lora": (["--lora", "sql=a/b", "--lora", "chat=c=d"], {"sql": "a/b", "chat": "c=d"}),
 }
 SAMPLING_FLAGS = {
     "n": (["--n", "2"], 2),
@@ -85,6 +86,7 @@ SAMPLING_FLAGS = {
     ),
     "priority": (["--priority", "-3"], -3),
     "cache_salt": (["--cache-salt", "s"], "s"),
+    "lora": (["--use-lora", "sql"], "sql"),
 }
 
 

@@ -11,21 +11,7 @@ from fastgen.core.plugin import registry
 
 # A value of `rope_type` in config.json, so the core has to spell it.
 ROPE_TYPES = re.compile(r"_?llama3")
-OTHERS = {"baichuan", "bert", "bloom", "cohere", "deepseek", "ernie", "exaone", "glm", "internlm", "mamba", "mpt", "smollm"}
-    "baichuan",
-    "bert",
-    "bloom",
-    "cohere",
-    "deepseek",
-    "ernie",
-    "exaone",
-    "glm",
-    "internlm",
-    "mamba",
-    "minicpm",
-    "mpt",
-    "smollm",
-}
+OTHERS = {"baichuan", "bert", "bloom", "cohere", "deepseek", "exaone", "glm", "internlm", "mamba", "mpt", "smollm"}
 
 
 def family_names() -> set[str]:

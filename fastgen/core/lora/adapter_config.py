@@ -66,7 +66,7 @@ _NOT_DONE = {
     "use_bdlora": "its factors are block-diagonal",
     "use_dora": "it rescales the model's own weights (DoRA)",
     "use_qalora": "it pools its inputs (QA-LoRA)",
-    "velora_config": "it is trained in another way (VeLoRA), which is not tested here",
+    "velora_config": "it brings projections of its training along (VeLoRA)",
 }
 _MERGE = "merge it into the model with peft's merge_and_unload, and serve that"
 
@@ -94,13 +94,13 @@ class AdapterConfig:
 
     def rank_of(self, module: str) -> int:
         """The rank its factors have for this module."""
-        return _by_pattern(self.ranks, module, self.rank)
+        return int(_by_pattern(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
         """What the product of its factors is multiplied by: ``alpha / r``, for rsLoRA (Kalajdzievski, 2023)
         ``alpha / sqrt(r)``, each with the module's own alpha and rank."""
         rank = self.rank_of(module)
-        return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
+        return float(_by_pattern(self.alphas, module, self.alpha)) / (math.sqrt(rank) if self.rslora else rank)
 
     def targets(self, module: str) -> bool:
         """Whether the adapter was trained on this module."""
@@ -162,22 +162,19 @@ def _refuse_what_is_not_done(raw: Mapping[str, Any]) -> None:
             continue
         if key not in _NOT_DONE:
             raise UnsupportedModelError(
-                f"{CONFIG} sets {key} to {_short(value)}, which fastgen does not know, so it may change the answers. If "
-                "it only speaks of training, take it out of the file"
+                f"{CONFIG} sets {key} to {_short(value)}, which fastgen does not know, so it may change the answers. "
+                "If it only speaks of training, take it out of the file"
             )
-        raise UnsupportedModelError(
-            f"{key} is {_short(value)}: {_NOT_DONE[key]}, which is not supported; {_MERGE}"
-        )
-    if raw.get("bias", "none") != "none":
+        raise UnsupportedModelError(f"{key} is {_short(value)}: {_NOT_DONE[key]}, which is not supported; {_MERGE}")
+    if raw.get("bias") not in (None, "none"):
         raise UnsupportedModelError(
             f"bias is {raw['bias']!r}: it retrains the model's biases, which is not supported; {_MERGE}"
         )
     init = raw.get("init_lora_weights")
     if isinstance(init, str) and init.lower() not in _KEEPS_THE_BASE:
         raise UnsupportedModelError(
-            f"init_lora_weights is {init!r}: it was trained on a model whose weights that changed, and does not fit the "
-            "original ones; save it with peft's path_initial_model_for_weight_conversion, or "
-            f"{_MERGE}"
+            f"init_lora_weights is {init!r}: that changed the model's weights before the training, and it does not fit "
+            f"the original ones; save it with peft's path_initial_model_for_weight_conversion, or {_MERGE}"
         )
 
 

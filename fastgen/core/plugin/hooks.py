@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any
 
 import pluggy
@@ -67,6 +68,18 @@ HOOKS: dict[str, type[Spec]] = {
 }
 
 
+class _Manager(pluggy.PluginManager):
+    """Spares itself pluggy's careful look at what cannot be a hook: with many plugins that is most of the time."""
+
+    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
+        return super().parse_hookspec_opts(module_or_class, name) if name in HOOKS else None
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        if isinstance(plugin, ModuleType) and not inspect.isroutine(vars(plugin).get(name)):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 def collect(plugin: object, name: str, specs: list[Spec]) -> None:
     """Ask ``plugin`` (a module or an object) for all its specs, checked and stamped with ``name``.
 
@@ -77,7 +90,7 @@ def collect(plugin: object, name: str, specs: list[Spec]) -> None:
         PluginError: an unknown, misspelt or unmarked hook, or one that returns something else than its specs.
         Exception: whatever the plugin raises.
     """
-    manager = pluggy.PluginManager(PROJECT)
+    manager = _Manager(PROJECT)
     manager.add_hookspecs(Hooks)
     implemented = _check_names(manager, plugin)
     try:

@@ -20,7 +20,16 @@ from fastgen.core.plugin.hooks import PROJECT, collect
 from fastgen.core.plugin.specs import Spec, describe_error, format_error
 from fastgen.errors import ConfigError, PluginError, did_you_mean
 
-__all__ = ["PluginRecord", "discover", "likely_architectures", "load", "load_all", "normalise", "selection"]
+__all__ = [
+    "PluginRecord",
+    "discover",
+    "distribution_name",
+    "likely_architectures",
+    "load",
+    "load_all",
+    "normalise",
+    "selection",
+]
 
 GROUP = "fastgen"
 """The entry-point group. The entry is a light module: importing it loads no torch."""
@@ -73,7 +82,9 @@ def discover() -> list[EntryPoint]:
             continue
         if points:
             found.setdefault(name, points)
-    return sorted((p for points in found.values() for p in points), key=lambda p: (p.name, _distribution(p), p.value))
+    return sorted(
+        (p for points in found.values() for p in points), key=lambda p: (p.name, distribution_name(p), p.value)
+    )
 
 
 def selection(text: str) -> list[str]:
@@ -97,7 +108,7 @@ def load_all(
     wanted: list[EntryPoint] = []
     records: list[PluginRecord] = []
     for point in points:
-        names = {normalise(point.name), normalise(_distribution(point))}
+        names = {normalise(point.name), normalise(distribution_name(point))}
         if names & blocked:
             records.append(_record(point, "disabled", error="disabled by FASTGEN_DISABLE_PLUGINS"))
         elif allowed is not None and not names & allowed:
@@ -146,7 +157,7 @@ def _record(
 ) -> PluginRecord:
     version = _version(point.dist) if point.dist is not None else "?"
     return PluginRecord(
-        point.name, _distribution(point), version, status, point.value, error, traceback, specs, architectures
+        point.name, distribution_name(point), version, status, point.value, error, traceback, specs, architectures
     )
 
 
@@ -154,7 +165,8 @@ def _claimed(specs: Iterable[Spec]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for spec in specs for name in getattr(spec, "architectures", ())))
 
 
-def _distribution(point: EntryPoint) -> str:
+def distribution_name(point: EntryPoint) -> str:
+    """``"?"`` where it is not known."""
     return _name(point.dist) if point.dist is not None else "?"
 
 
@@ -180,7 +192,7 @@ def _version(distribution: Distribution) -> str:
 
 
 def _is_own(point: EntryPoint) -> bool:
-    return normalise(_distribution(point)) == PROJECT
+    return normalise(distribution_name(point)) == PROJECT
 
 
 def _same_name(point: EntryPoint, points: Sequence[EntryPoint]) -> list[EntryPoint]:
@@ -188,13 +200,13 @@ def _same_name(point: EntryPoint, points: Sequence[EntryPoint]) -> list[EntryPoi
 
 
 def _check_rivals(point: EntryPoint, rivals: Sequence[EntryPoint]) -> None:
-    strangers = [p for p in rivals if _distribution(p) != _distribution(point) or p.value != point.value]
+    strangers = [p for p in rivals if distribution_name(p) != distribution_name(point) or p.value != point.value]
     if not strangers or (_is_own(point) and not any(_is_own(p) for p in strangers)):
         return
-    others = " and ".join(sorted({_distribution(p) for p in strangers}))
+    others = " and ".join(sorted({distribution_name(p) for p in strangers}))
     raise PluginError(
         f"the plugin name {point.name!r} is also used by {others}; keep one of them, or switch one off with "
-        f"FASTGEN_DISABLE_PLUGINS={_distribution(point)}"
+        f"FASTGEN_DISABLE_PLUGINS={distribution_name(point)}"
     )
 
 
@@ -206,12 +218,12 @@ def _check_version(point: EntryPoint) -> None:
     if specifier and not admits(specifier, fastgen.__version__):
         raise PluginError(
             f"it needs fastgen {specifier}, this is fastgen {fastgen.__version__}; "
-            f"run `pip install --upgrade {_distribution(point)}`"
+            f"run `pip install --upgrade {distribution_name(point)}`"
         )
 
 
 def _check_lists(points: Sequence[EntryPoint], allow: Iterable[str] | None, block: Iterable[str]) -> list[str]:
-    known = sorted({p.name for p in points} | {_distribution(p) for p in points})
+    known = sorted({p.name for p in points} | {distribution_name(p) for p in points})
     normal = {normalise(name) for name in known}
     warnings = []
     for variable, names in (("FASTGEN_PLUGINS", allow or ()), ("FASTGEN_DISABLE_PLUGINS", block)):

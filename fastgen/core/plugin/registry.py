@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fastgen.core.plugin.claims import ModelClaims, ModelRow, choose, failures_note
 from fastgen.core.plugin.hooks import collect
-from fastgen.core.plugin.loader import PluginRecord, likely_architectures
+from fastgen.core.plugin.loader import PluginRecord, distribution_name, likely_architectures
 from fastgen.core.plugin.specs import (
     CheckpointFormatSpec,
     CommandSpec,
@@ -31,7 +31,7 @@ class Registry:
 
     def __init__(self, plugins: Iterable[PluginRecord], points: Iterable[EntryPoint] = ()) -> None:
         self._installed = tuple(plugins)
-        self._points = {(p.name, p.value, p.dist.name if p.dist is not None else ""): p for p in points}
+        self._points = {(p.name, p.value, distribution_name(p)): p for p in points}
         self._likely: dict[PluginRecord, tuple[str, ...]] = {}
         self._local: dict[str, PluginRecord] = {}
 
