@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from fastgen.api import CheckpointError, FastgenError, UnsupportedModelError
+from fastgen_gguf.families import mend_weights
 from fastgen_gguf.header import Header, read_header
 from fastgen_gguf.repairs import complete_config, end_token_ids, split_digits, unused_tensors
 
@@ -91,6 +92,7 @@ def _load(place: dict[str, str], config: Any, header: Header, source: Path, dtyp
             f"{source} has tensors that transformers' model of {header.architecture!r} has no place for, and needs: "
             f"{_some(unused)}"
         )
+    mend_weights(model, header)
     return model
 
 

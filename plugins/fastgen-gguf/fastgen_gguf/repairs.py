@@ -11,6 +11,7 @@ from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fastgen.api import UnsupportedModelError
+from fastgen_gguf.families import complete_family
 from fastgen_gguf.header import Header
 
 __all__ = ["complete_config", "end_token_ids", "split_digits", "unused_tensors"]
@@ -20,60 +21,40 @@ ROPE_FACTORS = "rope_freqs.weight"
 # Vocabularies whose merges were learned with every digit on its own, by `tokenizer.ggml.pre`; then as GPT-2.
 _SPLIT_DIGITS = {"starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"}
 
-# Scalars of the llama architecture that LlamaConfig has no counterpart for, with the value that means off.
-_NO_PLACE = {
-    "attention.scale": 0,
-    "attention.clamp_kqv": 0,
-    "attention.max_alibi_bias": 0,
-    "attention.sliding_window": 0,
-    "attn_logit_softcapping": 0,
-    "final_logit_softcapping": 0,
-    "embedding_scale": 1,
-    "residual_scale": 1,
-    "logit_scale": 1,
-    "expert_count": 0,
-}
-
-_CHECKED_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+# Their rope settings are read with the rest of the family's.
+_OWN_ROPE = {"gpt2", "phi3"}
+_READ_AS_SETTINGS = {ROPE_FACTORS, "rope_factors_long.weight", "rope_factors_short.weight"}
 
 
 def complete_config(config: Any, header: Header, source: Path) -> None:
-    """Add to a transformers config what the loader did not read: rope scaling, and which linears have a bias.
+    """Add to a transformers config what the loader did not read: what its family needs, and rope scaling.
 
     Raises:
         UnsupportedModelError: the file asks for something the config cannot express.
     """
-    _rope_scaling(config, header, source)
-    if header.architecture != "llama":
-        return
-    for key, off in _NO_PLACE.items():
-        if header.get(key, off) not in (off, 0):
-            raise UnsupportedModelError(f"{source}: llama.{key} = {header.get(key)} has no counterpart in transformers")
-    width = header.get("attention.key_length", config.head_dim)
-    if width != config.head_dim or header.get("attention.value_length", width) != width:
-        raise UnsupportedModelError(
-            f"{source}: heads of {width} dimensions of which {config.head_dim} are rotated have no counterpart in "
-            "transformers"
-        )
-    config.attention_bias = "blk.0.attn_q.bias" in header.tensors
-    config.mlp_bias = "blk.0.ffn_up.bias" in header.tensors
+    complete_family(config, header, source)
+    if header.architecture not in _OWN_ROPE:
+        _rope_scaling(config, header, source)
 
 
 def _rope_scaling(config: Any, header: Header, source: Path) -> None:
+    settings = config.rope_parameters
+    if settings is not None and "full_attention" in settings:  # one for each kind of layer: the scaled one
+        settings = settings["full_attention"]
     kind = header.get("rope.scaling.type", "none")
     factor = header.get("rope.scaling.factor", 0.0) or header.get("rope.scale_linear", 0.0)
     if ROPE_FACTORS in header.tensors:
-        config.rope_parameters |= _llama3(config, source)
+        settings |= _llama3(config, source)
     elif header.architecture == "gpt-oss" or kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return
     elif kind == "linear":
-        config.rope_parameters |= {"rope_type": "linear", "factor": factor}
+        settings |= {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
         extra = [key for key in header.metadata if ".rope.scaling.yarn_" in key or key.endswith("scaling.attn_factor")]
         if extra:
             raise UnsupportedModelError(f"{source}: {extra[0]} = {header.metadata[extra[0]]} is not understood")
         original = header.get("rope.scaling.original_context_length", config.max_position_embeddings)
-        config.rope_parameters |= {
+        settings |= {
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": int(original),
@@ -134,12 +115,10 @@ def end_token_ids(header: Header) -> list[int]:
 
 def unused_tensors(model: PreTrainedModel, header: Header) -> list[str]:
     """Tensors of the file that no parameter of the model was filled from."""
-    if header.architecture not in _CHECKED_ARCHITECTURES:
-        return []
-    kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == header.architecture)
-    names = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
-    used = {ROPE_FACTORS}
-    for name in model.state_dict():
-        module, _, tail = name.rpartition(".")
-        used.add(f"{names.get_name(module)}.{tail}")
-    return sorted(header.tensors - used)
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
+    used = set(get_gguf_hf_weights_map(model, processor)) | _READ_AS_SETTINGS
+    if model.get_output_embeddings() is not None:
+        used.add("output.weight")  # some loaders rename it before they look it up
+    return sorted(name for name in header.tensors if name not in used and name.removesuffix(".weight") not in used)
