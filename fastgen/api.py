@@ -55,8 +55,8 @@ from fastgen.errors import (
 )
 
 if TYPE_CHECKING:
-    from fastgen.core.config_class import HFConfig
     from fastgen.core.containers import Block, Decoder, Parallel, ParallelNorms, PostNorm, PreNorm, Sandwich
+    from fastgen.core.hf_config import Count, HFConfig
     from fastgen.core.layers import (
         MLP,
         Attention,
@@ -89,6 +89,7 @@ _HOMES = {
     "Batch": "fastgen.core.layers",
     "Block": "fastgen.core.containers",
     "CachedAttention": "fastgen.core.layers",
+    "Count": "fastgen.core.hf_config",
     "Decoder": "fastgen.core.containers",
     "Destination": "fastgen.core.weight_map",
     "DECODER_WEIGHTS": "fastgen.core.weight_map",
@@ -135,6 +136,7 @@ __all__ = [
     "CheckpointFormatSpec",
     "CommandSpec",
     "ConfigError",
+    "Count",
     "Decoder",
     "Destination",
     "Embed",

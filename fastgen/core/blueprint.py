@@ -78,7 +78,8 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     files.fetch_weights()  # now that nothing but the weights themselves can be wrong
     checkpoint = Checkpoint.open(files.directory, load_bin=config.load_bin)
     model_config, shapes, untied = _tie(model_config, checkpoint, parts.weights)
-    warnings += [*doubts, *checkpoint.warnings, *untied]
+    unread = _leave_unread(shapes, parts.weights, model_config)
+    warnings += [*doubts, *checkpoint.warnings, *untied, *unread]
     implementations, broken = _implementations(plugins)
     warnings += [f"kernel {name} for {operation} is left out: {reason}" for operation, name, reason in broken]
     kernels = KernelTable(device.type, str(dtype).removeprefix("torch."), implementations, broken)
@@ -164,6 +165,21 @@ def _tie(
         f"config.json ties the output head to the embedding, but the checkpoint holds a different {head}: both are used"
     )
     return config.model_copy(update={"tie_word_embeddings": False}), shapes, [warning]
+
+
+def _leave_unread(shapes: dict[str, tuple[int, ...]], weights: WeightMap, config: HFConfig) -> list[str]:
+    """Take out of ``shapes`` what the weight map says is not served. Returns what to say about it."""
+    if weights.unused is None:
+        return []
+    unread = [name for name in shapes if weights.unused(name, config)]
+    for name in unread:
+        del shapes[name]
+    if not unread:
+        return []
+    return [
+        f"{len(unread)} tensors of the checkpoint belong to parts that are not served here and are left unread: "
+        f"{', '.join(unread[:2])}{', ...' if len(unread) > 2 else ''}"
+    ]
 
 
 def _check_floats(checkpoint: Checkpoint, placements: list[Placement]) -> None:

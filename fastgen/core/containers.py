@@ -76,14 +76,14 @@ class Sandwich(Block):
 class Parallel(Block):
     """Both branches read one norm of the stream: ``x + attn(norm(x)) + mlp(norm(x))``."""
 
-    def __init__(self, norm: Norm, attn: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, norm1: Norm, attn: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self.norm, self.attn, self.mlp = norm, attn, mlp
+        self.norm1, self.attn, self.mlp = norm1, attn, mlp
 
     def forward(
         self, stream: torch.Tensor, delta: torch.Tensor | None, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        stream, normed = self.norm(stream, delta)
+        stream, normed = self.norm1(stream, delta)
         return stream, self.attn(normed, batch) + self.mlp(normed)
 
 

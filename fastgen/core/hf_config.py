@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fastgen.core.json_file import read_json_object
-from fastgen.core.rope_config import RopeConfig, read_rope, rope_settings
+from fastgen.core.rope_config import RopeConfig, read_rope, rope_by_kind, rope_settings
 from fastgen.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 
 __all__ = ["HFConfig", "RopeConfig", "read_eos_ids", "read_generation_config", "read_raw_config"]
@@ -34,7 +34,10 @@ class HFConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False, defer_build=True)
 
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Other names of a field in the raw file, for this family; laid over `SPELLINGS`. The first name present wins."""
+    """Other names of a field in the raw file, for this family; laid over `SPELLINGS`. Names that are present and
+    disagree are an error. Of ``rope_theta`` and ``partial_rotary_factor``, which are no fields, the first wins."""
+    rope_types: ClassVar[Mapping[str, str]] = {}
+    """Other meanings that this family's files give to the name of a rope type."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """What the family's transformers class takes for a field of this class that the file does not mention at all."""
     default_rope_theta: ClassVar[float] = 10_000.0
@@ -43,6 +46,13 @@ class HFConfig(BaseModel):
     """False for a family with another kind of position: `rope` is ``None`` and rope keys are not read."""
     per_layer_rope: ClassVar[bool] = False
     """True for a family that reads `rope_by_layer_type`."""
+    local_rope_theta: ClassVar[tuple[str, float] | None] = None
+    """For a family whose ``"sliding_attention"`` layers turn by a theta of their own, unscaled: the key of flat files
+    that holds it, and its default. `rope_by_layer_type` then holds that kind and ``"full_attention"``, for flat and
+    nested files alike."""
+    nested_in: ClassVar[str | None] = None
+    """The key under which multimodal files keep the config of their language model, for a family that serves the
+    language model of such a file alone."""
 
     architectures: tuple[str, ...] = ()
     model_type: str | None = None
@@ -73,9 +83,10 @@ class HFConfig(BaseModel):
             ConfigError: a field is missing or holds a value that cannot be used; the message names both.
             UnsupportedModelError: the file asks for something that changes the maths and is not known here.
         """
+        raw = _unnested(raw, cls.nested_in)
         _refuse_unknown_maths(raw, cls)
-        spellings = {**SPELLINGS, **cls.spellings}
-        silent = {name for name in cls.defaults if not any(key in raw for key in spellings.get(name, (name,)))}
+        spellings = {name: names for name, names in {**SPELLINGS, **cls.spellings}.items() if name not in _ROPE_KEYS}
+        silent = {name for name in cls.defaults if not any(key in raw for key in (name, *spellings.get(name, ())))}
         fields = {**raw, **_spelled(raw, spellings), **{name: cls.defaults[name] for name in silent}}
         fields = {name: value for name, value in fields.items() if name not in _DERIVED}
         fields["architectures"] = _architectures(raw)
@@ -102,16 +113,26 @@ class HFConfig(BaseModel):
 
     @classmethod
     def _ropes(cls, raw: Mapping[str, Any], config: HFConfig) -> dict[str, Any]:
+        # A family whose class has this field reads it before the rope dictionary's, its default included.
+        original = getattr(config, "original_max_position_embeddings", None)
+        if original is not None:
+            raw = {**raw, "original_max_position_embeddings": original}
+
         def read(settings: Mapping[str, Any]) -> RopeConfig:
             return read_rope(
                 settings,
                 raw,
+                types=cls.rope_types,
+                spellings=cls.spellings,
                 head_dim=config.head_dim,
                 max_position_embeddings=config.max_position_embeddings,
                 default_theta=cls.default_rope_theta,
                 default_partial_rotary_factor=cls.default_partial_rotary_factor,
             )
 
+        if cls.local_rope_theta is not None:
+            by_kind = rope_by_kind(raw, cls.default_rope_theta, *cls.local_rope_theta)
+            return {"rope_by_layer_type": {kind: read(settings) for kind, settings in by_kind.items()}}
         settings = rope_settings(raw)
         nested = {name: value for name, value in settings.items() if isinstance(value, dict)}
         if not nested:
@@ -209,8 +230,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_embedding": (False,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "scale_attn_weights": (True,),
+    "apply_residual_connection_post_layernorm": (False,),
+    "apply_residual_connection_post_layernorm": (False,),
     "alibi": (False,),
     "use_alibi": (False,),
+    "use_cache_quantization": (False,),
     "use_parallel_residual": (False,),
     "parallel_attn": (False,),
     "rope_interleave": (False,),
@@ -219,6 +243,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "no_rope_layer_interval": (0,),
     "attn_temperature_tuning": (False, 0),
     "num_kv_shared_layers": (0,),
+    "use_bidirectional_attention": (False,),
     "layer_types": (),
     "block_configs": (),
     "per_layer_config": ({},),
@@ -226,7 +251,22 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Keys that change the maths without leaving a tensor in the checkpoint to notice, with the values (besides ``null``)
 at which they do nothing. ``layer_types`` is neutral where every entry is ``"full_attention"``."""
 
+_OUTER = ("architectures", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+"""What the outer config of a multimodal file says of the whole model, before the nested one."""
+
+_ROPE_KEYS = {"rope_theta", "partial_rotary_factor"}
 _DERIVED = {"rope", "rope_by_layer_type", "eos_token_ids"}
+
+
+def _unnested(raw: Mapping[str, Any], key: str | None) -> Mapping[str, Any]:
+    """A flat config, of a multimodal file's: the nested one, and what the outer one says besides."""
+    nested = raw.get(key) if key else None
+    if not isinstance(nested, dict):
+        return raw
+    outer = {name for name in _OUTER if raw.get(name) is not None}
+    if any(raw.get(name) is not None for name in SPELLINGS["torch_dtype"]):
+        outer.update(SPELLINGS["torch_dtype"])
+    return {**raw, **{name: value for name, value in nested.items() if name not in outer}}
 
 
 def _refuse_unknown_maths(raw: Mapping[str, Any], cls: type[HFConfig]) -> None:

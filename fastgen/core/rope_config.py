@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fastgen.errors import ConfigError, UnsupportedModelError, did_you_mean
 
-__all__ = ["RopeConfig", "RopeType", "read_rope", "rope_settings"]
+__all__ = ["RopeConfig", "RopeType", "read_rope", "rope_by_kind", "rope_settings"]
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
@@ -79,6 +80,10 @@ _KNOWN_KEYS = _COMMON_KEYS.union(*_TYPE_KEYS.values())
 # Notes that change nothing: how the checkpoint was trained.
 _NOTES = {"finetuned"}
 _ALIASES = {"su": "longrope"}
+_SPELLINGS = {
+    "rope_theta": ("rope_theta", "rotary_emb_base"),
+    "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
+}
 
 
 def rope_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,6 +101,43 @@ def rope_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def rope_by_kind(
+    raw: Mapping[str, Any], theta: float, local_theta_key: str, local_theta: float
+) -> dict[str, dict[str, Any]]:
+    """The rope dictionaries of full and of sliding layers, where these differ: nested by kind (transformers 5), or from
+    a flat file, whose ``rope_scaling`` is that of the full layers alone.
+
+    Args:
+        theta: of full layers, where the file has none.
+        local_theta_key: the flat key of the sliding layers' theta.
+        local_theta: that theta, where the file has none.
+
+    Raises:
+        ConfigError: an entry is not a dictionary.
+        UnsupportedModelError: a ``rope_parameters`` that is not nested: it does not say whose it is.
+    """
+    kinds = ("full_attention", "sliding_attention")
+    scaling, nested = raw.get("rope_scaling") or {}, raw.get("rope_parameters") or {}
+    for name, settings in (("rope_scaling", scaling), ("rope_parameters", nested)):
+        if not isinstance(settings, dict):
+            raise ConfigError(f"config.json: {name} must be an object, got {settings!r}")
+    for name, settings in nested.items():
+        if name not in kinds:
+            raise UnsupportedModelError(
+                f"config.json: rope_parameters has {name!r}; for this family it holds an object for each of "
+                f"{', '.join(map(repr, kinds))}"
+            )
+        if settings is not None and not isinstance(settings, dict):
+            raise ConfigError(f"config.json: rope_parameters.{name} must be an object, got {settings!r}")
+    full, sliding = (
+        {name: value for name, value in (nested.get(kind) or {}).items() if value is not None} for kind in kinds
+    )
+    return {
+        "full_attention": {"rope_theta": _first(raw, "rope_theta", default=theta), **full, **scaling},
+        "sliding_attention": {"rope_theta": _first(raw, local_theta_key, default=local_theta), **sliding},
+    }
+
+
 def read_rope(
     settings: Mapping[str, Any],
     raw: Mapping[str, Any],
@@ -104,6 +146,8 @@ def read_rope(
     max_position_embeddings: int,
     default_theta: float = 10_000.0,
     default_partial_rotary_factor: float = 1.0,
+    types: Mapping[str, str] = MappingProxyType({}),
+    spellings: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> RopeConfig:
     """One rope dictionary (may be empty), completed from the top level of the raw config and the family's defaults.
 
@@ -111,12 +155,17 @@ def read_rope(
     ``rope_theta`` and ``partial_rotary_factor`` before the top level's; a top-level
     ``original_max_position_embeddings`` before the dictionary's.
 
+    Args:
+        types: other meanings of a rope type's name, in this family.
+        spellings: the top level's names of ``rope_theta`` and ``partial_rotary_factor`` in this family, the first
+            before the others.
+
     Raises:
         ConfigError: a value that cannot be used, or one that the rope type needs is missing.
         UnsupportedModelError: a rope type or key that is not known here; it would change the maths.
     """
     kind = _first(settings, "rope_type", "type") or "default"
-    kind = _ALIASES.get(kind, kind) if isinstance(kind, str) else kind
+    kind = {**_ALIASES, **types}.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in get_args(RopeType):
         raise UnsupportedModelError(
             f"config.json: rope type {kind!r} is not supported; known are {', '.join(get_args(RopeType))}."
@@ -132,11 +181,12 @@ def read_rope(
         if settings.get(key) is None:
             raise ConfigError(f"config.json: rope type {kind!r} needs {key!r}, which is missing")
 
+    names = {**_SPELLINGS, **spellings}
     theta = _first(settings, "rope_theta")
     partial = _first(settings, "partial_rotary_factor")
     fields: dict[str, Any] = {
         "type": kind,
-        "theta": _first(raw, "rope_theta", "rotary_emb_base", default=default_theta) if theta is None else theta,
+        "theta": _first(raw, *names["rope_theta"], default=default_theta) if theta is None else theta,
         "max_position_embeddings": max_position_embeddings,
         **{key: settings[key] for key in _TYPE_KEYS[kind] if settings.get(key) is not None},
     }
@@ -145,7 +195,7 @@ def read_rope(
         own = _first(settings, "original_max_position_embeddings", default=max_position_embeddings)
         fields["original_max_position_embeddings"] = own if original is None else original
     if partial is None:
-        partial = _first(raw, "partial_rotary_factor", "rotary_pct", default=default_partial_rotary_factor)
+        partial = _first(raw, *names["partial_rotary_factor"], default=default_partial_rotary_factor)
     rotary_dim = raw.get("rotary_dim")
     fields |= _rotary_width(partial, rotary_dim, head_dim)
     return _checked(_validate(fields))

@@ -64,6 +64,8 @@ class WeightMap:
     Args:
         rules: anchored at both ends; later maps win over the one they derive from.
         ignore: whole tensor names that are no weights (recomputable buffers); here ``*`` matches anything.
+        unused: ``(tensor name, config) -> bool``: weights of what is not served here, such as the vision tower of a
+            multimodal checkpoint; they are left unread, and the user is told.
         roots: other names some checkpoints have for the canonical root of the rules: ``{found: canonical}``.
     """
 
@@ -73,14 +75,27 @@ class WeightMap:
         *,
         ignore: Iterable[str] = (),
         roots: Mapping[str, str] | None = None,
+        unused: Callable[[str, Any], bool] | None = None,
     ) -> None:
         self.rules = {pattern: rule for pattern, rule in rules.items() if rule is not None}
         self.ignore = tuple(ignore)
         self.roots = dict(roots or {})
+        self.unused = unused
 
-    def but(self, rules: Mapping[str, Rule], *, ignore: Iterable[str] = ()) -> WeightMap:
+    def but(
+        self,
+        rules: Mapping[str, Rule],
+        *,
+        ignore: Iterable[str] = (),
+        unused: Callable[[str, Any], bool] | None = None,
+    ) -> WeightMap:
         """This map with other rules laid over it; ``None`` takes a rule away."""
-        return WeightMap({**self.rules, **rules}, ignore=(*self.ignore, *ignore), roots=self.roots)
+        return WeightMap(
+            {**self.rules, **rules},
+            ignore=(*self.ignore, *ignore),
+            roots=self.roots,
+            unused=self.unused if unused is None else unused,
+        )
 
     @cached_property
     def _compiled(self) -> list[tuple[re.Pattern[str], str, Transform | None]]:

@@ -50,24 +50,24 @@ class TransformersConfig(fg.HFConfig):
             UnsupportedModelError: transformers has no class for it, or one that is no plain decoder.
         """
         config, _ = resolve(raw)
-        heads = getattr(config, "num_attention_heads", None)
-        hidden = getattr(config, "hidden_size", None)
+        heads = _get(config, "num_attention_heads")
+        hidden = _get(config, "hidden_size")
         fields = {
             "architectures": raw.get("architectures"),
             "model_type": raw.get("model_type"),
             "quantization_config": raw.get("quantization_config"),
             "compression_config": raw.get("compression_config"),
-            "vocab_size": getattr(config, "vocab_size", None),
+            "vocab_size": _get(config, "vocab_size"),
             "hidden_size": hidden,
-            "num_hidden_layers": getattr(config, "num_hidden_layers", None),
+            "num_hidden_layers": _get(config, "num_hidden_layers"),
             "num_attention_heads": heads,
-            "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
-            "head_dim": getattr(config, "head_dim", None) or (hidden // heads if hidden and heads else None),
+            "num_key_value_heads": _get(config, "num_key_value_heads") or heads,
+            "head_dim": _get(config, "head_dim") or (hidden // heads if hidden and heads else None),
             "max_position_embeddings": _longest(config),
-            "tie_word_embeddings": bool(getattr(config, "tie_word_embeddings", False)),
+            "tie_word_embeddings": bool(_get(config, "tie_word_embeddings")),
             "torch_dtype": raw.get("dtype") or raw.get("torch_dtype") or _nested(raw, "dtype", "torch_dtype"),
-            "bos_token_id": _token(getattr(config, "bos_token_id", None)),
-            "eos_token_id": raw["eos_token_id"] if "eos_token_id" in raw else getattr(config, "eos_token_id", None),
+            "bos_token_id": _token(_get(config, "bos_token_id")),
+            "eos_token_id": raw["eos_token_id"] if "eos_token_id" in raw else _get(config, "eos_token_id"),
         }
         return super().from_raw({**{k: v for k, v in fields.items() if v is not None}, "raw": dict(raw)})
 
@@ -93,7 +93,7 @@ def resolve(raw: Mapping[str, Any]) -> tuple[Any, type[Any]]:
             "`fastgen models` lists what plugins serve; a newer transformers may know this one."
         )
     try:
-        config = CONFIG_MAPPING[kind].from_dict(dict(raw))
+        config = CONFIG_MAPPING[kind].from_dict(_floats(dict(raw)))
     except Exception as error:
         raise fg.ConfigError(f"config.json: transformers' config class of {kind!r} refuses it: {error}") from error
     if getattr(config, "is_encoder_decoder", False):
@@ -120,8 +120,24 @@ def resolve(raw: Mapping[str, Any]) -> tuple[Any, type[Any]]:
     return config, cls
 
 
+def _floats(value: Any) -> Any:
+    """``{"__float__": "Infinity"}``, as transformers writes what JSON has no word for, is read as the number."""
+    if isinstance(value, dict):
+        if set(value) == {"__float__"} and isinstance(value["__float__"], str):
+            return float(value["__float__"])
+        return {name: _floats(one) for name, one in value.items()}
+    return [_floats(one) for one in value] if isinstance(value, list) else value
+
+
+def _get(config: Any, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except Exception:  # values that differ from layer to layer may not be asked for as one
+        return None
+
+
 def _longest(config: Any) -> int | None:
-    return next((value for name in _LENGTHS if isinstance(value := getattr(config, name, None), int)), None)
+    return next((value for name in _LENGTHS if isinstance(value := _get(config, name), int)), None)
 
 
 def _nested(raw: Mapping[str, Any], *names: str) -> Any:

@@ -137,10 +137,10 @@ def _observe(
     if query.ndim != 4 or query.shape[0] != 1 or query.shape[2] != _TOKENS:
         raise _Refused(f"mixes tokens before it attends (queries {list(query.shape)} for {_TOKENS} tokens)")
     heads, kv_heads, tokens = query.shape[1], key.shape[1], _TOKENS
+    if heads % kv_heads:
+        raise _Refused(f"has {heads} query heads for {kv_heads} keys")
     if key.shape[2] != tokens or value.shape[:3] != key.shape[:3]:
         raise _Refused(f"has keys {list(key.shape)} and values {list(value.shape)} for {tokens} tokens")
-    if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        raise _Refused("is not causal")
     if isinstance(scaling, torch.Tensor):
         raise _Refused("computes its scale in each pass")
     notes.modules.append(module)
@@ -158,21 +158,54 @@ def _observe(
     return torch.empty(1, tokens, heads, value.shape[3], dtype=value.dtype, device="meta"), None
 
 
+class _Mask(torch.Tensor):
+    """A mask without data that knows what it stands for, and passes that on to its slices and views alone."""
+
+    window: int | None
+    refusal: str | None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            made = func(*args, **(kwargs or {}))
+        same = getattr(func, "__name__", "") in ("__getitem__", "to", "contiguous", "expand", "view", "unsqueeze")
+        if not isinstance(made, torch.Tensor):
+            return made
+        plain = made.as_subclass(torch.Tensor)
+        return _mask(plain, args[0].window, args[0].refusal) if same and isinstance(args[0], _Mask) else plain
+
+
+def _mask(data: torch.Tensor, window: int | None, refusal: str | None) -> _Mask:
+    mask = data.as_subclass(_Mask)
+    mask.window, mask.refusal = window, refusal
+    return mask
+
+
 def _window(mask: torch.Tensor | None) -> int | None:
-    """What our own mask function wrote into the mask."""
-    if mask is None:
-        raise _Refused("is given no mask")
-    if mask.device.type == "meta" or mask.dtype != torch.int64:
-        raise _Refused("makes or changes its mask by itself")
-    return int(mask.flatten()[0]) or None
+    """What our own mask function found out about the mask."""
+    if not isinstance(mask, _Mask):
+        raise _Refused("is given no mask" if mask is None else "makes or changes its mask by itself")
+    if mask.refusal is not None:
+        raise _Refused(mask.refusal)
+    return mask.window
 
 
 def _describe_mask(
-    batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Any], **kwargs: Any
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    mask_function: Callable[..., Any],
+    dtype: torch.dtype = torch.float32,
+    **_: Any,
 ) -> torch.Tensor:
-    """A mask whose every value is its window (0: none)."""
-    window = read_window(mask_function, min(_notes.get().longest, _LONGEST))
-    return torch.full((batch_size, 1, q_length, kv_length), window or 0, dtype=torch.int64, device="cpu")
+    window, refusal = None, None
+    try:
+        window = read_window(mask_function, min(_notes.get().longest, _LONGEST))
+    except _Refused as refused:  # it counts only if some attention is given this mask
+        refusal = str(refused)
+    with torch._C.DisableTorchFunctionSubclass():
+        data = torch.empty(batch_size, 1, q_length, kv_length, dtype=dtype, device="meta")
+    return _mask(data, window, refusal)
 
 
 def read_window(mask_function: Callable[..., Any], longest: int) -> int | None:
@@ -180,28 +213,28 @@ def read_window(mask_function: Callable[..., Any], longest: int) -> int | None:
 
     Args:
         mask_function: ``(batch, head, query position, key position) -> bool``, of tensors.
-
-    Raises:
-        UnsupportedModelError: the mask is neither causal nor a sliding window.
+        longest: positions to ask for.
     """
     with torch.device("cpu"):
         keys = torch.arange(longest)
-        zero = torch.tensor(0)
-        last = torch.tensor(longest - 1)
-        seen = int(_row(mask_function, zero, last, keys).sum())
+        seen = int(_row(mask_function, longest - 1, keys).sum())
         window = None if seen == longest else seen
-        for query in sorted({0, 1, 2, longest // 3, longest // 2, longest - 1, *range(min(longest, 64))}):
+        for query in sorted({longest // 3, longest // 2, longest - 1, *range(min(longest, 64))}):
             expected = keys <= query
             if window is not None:
                 expected &= keys > query - window
-            if not torch.equal(_row(mask_function, zero, torch.tensor(query), keys), expected):
-                raise _Refused("sees other tokens than a causal or sliding window shows")
+            got = _row(mask_function, query, keys)
+            if bool((got & (keys > query)).any()):
+                raise _Refused("sees tokens that come after")
+            if not torch.equal(got, expected):
+                raise _Refused("sees other tokens than all before it, or than a sliding window of them")
     return window
 
 
-def _row(mask_function: Callable[..., Any], zero: torch.Tensor, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def _row(mask_function: Callable[..., Any], query: int, keys: torch.Tensor) -> torch.Tensor:
+    zero = torch.tensor(0)
     try:
-        row: torch.Tensor = mask_function(zero, zero, query, keys)
+        row: torch.Tensor = mask_function(zero, zero, torch.tensor(query), keys)
     except Exception as error:
         raise _Refused(f"has a mask that is no function of two positions ({error})") from error
     return row.expand(keys.shape)

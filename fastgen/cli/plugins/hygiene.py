@@ -1,0 +1,217 @@
+"""The manners of a plugin: light, modest, harmless twice, the same in every process, honest about versions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fastgen
+from fastgen.cli.plugins.findings import Finding, failed, passed, skipped, warned
+from fastgen.cli.plugins.probe import HEAVY
+from fastgen.cli.plugins.source_rules import offences
+from fastgen.cli.plugins.subject import Subject
+from fastgen.core.plugin.bounds import admits, bounds
+from fastgen.core.plugin.loader import normalise
+
+__all__ = ["check_hygiene"]
+
+SHOWN = 5
+
+
+def check_hygiene(subject: Subject, workspace: Path) -> tuple[list[Finding], list[str]]:
+    """Every finding, and the architectures that the plugin claims. Runs the plugin, in processes of its own."""
+    facts = _probe(subject, "registry", workspace)
+    plugins: dict[str, Any] = facts.get("plugins", {})
+    architectures = list(dict.fromkeys(name for seen in plugins.values() for name in seen["architectures"]))
+    loads = bool(plugins) and all(seen["status"] == "loaded" for seen in plugins.values())
+    findings = [_version_bounds(subject), *_loads(facts)]
+    findings += [_light(subject, _probe(subject, "light", workspace)), *_sources(subject)]
+    if loads:
+        findings += [_twice(plugins), _spawn(facts), _references(_probe(subject, "references", workspace))]
+        findings += [_keywords(subject, architectures), *_clashes(plugins)]
+    else:
+        rest = ("twice", "spawn", "references", "keywords")
+        findings += [skipped(check, "not tried, since the plugin does not load") for check in rest]
+    return findings, architectures
+
+
+def _probe(subject: Subject, probe: str, workspace: Path) -> dict[str, Any]:
+    """What a probe saw; ``{"died": text}`` where its process came to an end before it could say."""
+    out = workspace / f"{probe}.json"
+    pairs = [f"{entry.plugin}={entry.value}" for entry in subject.entries]
+    roots = json.dumps([str(root) for root in subject.roots])
+    run = subject.run(["-m", "fastgen.cli.plugins.probe", probe, str(out), roots, *pairs], cwd=workspace)
+    if run.returncode or not out.is_file():
+        lines = [line for line in run.stderr.splitlines() if line.strip()]
+        return {"died": f"the process ended with exit code {run.returncode}: {lines[-1] if lines else 'no message'}"}
+    facts: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return facts
+
+
+# ---- metadata ------------------------------------------------------------------------------------------------------
+
+
+def _series() -> str:
+    """What an author of today writes: ``fastgen>=0.1,<0.2``."""
+    major, minor = fastgen.__version__.split(".")[:2]
+    return (
+        f"fastgen>={major}.{minor},<{major}.{int(minor) + 1}"
+        if major == "0"
+        else f"fastgen>={major}.{minor},<{int(major) + 1}"
+    )
+
+
+def _version_bounds(subject: Subject) -> Finding:
+    if normalise(subject.distribution) == "fastgen":
+        return skipped("versions", "part of fastgen itself")
+    write = f'write dependencies = ["{_series()}"] in pyproject.toml'
+    try:
+        specifier = bounds(subject.requires)
+        if specifier is None:
+            return failed("versions", "the distribution does not require fastgen", write)
+        if not specifier:
+            return failed("versions", "requires fastgen of any version: the next one may break it", write)
+        if not admits(specifier, fastgen.__version__):
+            return failed("versions", f"requires fastgen {specifier}, and this is {fastgen.__version__}", write)
+    except ValueError as error:
+        return failed("versions", f"the requirement on fastgen cannot be read: {error}", write)
+    if not any(clause.strip().startswith(("<", "==", "~=")) for clause in specifier.split(",")):
+        return failed("versions", f"requires fastgen {specifier}, with no upper bound", write)
+    return passed("versions", f"fastgen {specifier}; this is {fastgen.__version__}")
+
+
+def _keywords(subject: Subject, architectures: list[str]) -> Finding:
+    if not architectures:
+        return skipped("keywords", "it claims no architecture by name")
+    if normalise(subject.distribution) == "fastgen":
+        return skipped("keywords", "part of fastgen itself")
+    named = set(re.findall(r"\w+", subject.keywords))
+    missing = [name for name in architectures if name not in named]
+    if not missing:
+        return passed("keywords", f"name {_some(architectures)}")
+    return failed(
+        "keywords",
+        f"the distribution's keywords do not name {_some(missing)}, so fastgen cannot tell whose fault it is when the "
+        "plugin does not load",
+        f"write keywords = [{', '.join(f'{name!r}' for name in architectures)}] in pyproject.toml".replace("'", '"'),
+    )
+
+
+# ---- sources -------------------------------------------------------------------------------------------------------
+
+
+def _sources(subject: Subject) -> Iterator[Finding]:
+    """Only `fastgen.api` is imported of fastgen, by every module of the plugin."""
+    if not subject.roots:
+        yield failed(
+            "api only", f"no sources of {_some([e.module for e in subject.entries])} were found", "see 'loads'"
+        )
+        return
+    wrong: list[str] = []
+    count = 0
+    for file, is_test in subject.modules():
+        count += 1
+        try:
+            found = offences(file.read_bytes(), is_test=is_test)
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            found = [(line or 1, f"is not Python: {getattr(error, 'msg', error)}")]
+        wrong += [f"{subject.shown(file)}:{line} {what}" for line, what in found]
+    if wrong:
+        yield failed(
+            "api only",
+            "; ".join(wrong[:SHOWN]) + (f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""),
+            "import `from fastgen import api as fg` alone: all else may change without notice. What you miss there is "
+            "worth an issue",
+        )
+    else:
+        yield passed("api only", f"{count} module{'s' if count != 1 else ''} read")
+
+
+# ---- behaviour -----------------------------------------------------------------------------------------------------
+
+
+def _loads(facts: dict[str, Any]) -> Iterator[Finding]:
+    if "died" in facts:
+        yield failed(
+            "loads", facts["died"], "an entry module defines hooks and does nothing else; take out what ends it"
+        )
+        return
+    for name, seen in facts["plugins"].items():
+        if seen["status"] != "loaded":
+            trace = f"\n{seen['traceback']}" if seen["traceback"] else ""
+            yield failed(
+                "loads", f"{name}: {seen['error']}{trace}", "mend the error; the traceback begins at your code"
+            )
+            continue
+        claims = sum(len(names) for _, names in seen["claims"])
+        yield passed("loads", f"{name}: {claims} claim{'s' if claims != 1 else ''}")
+
+
+def _light(subject: Subject, facts: dict[str, Any]) -> Finding:
+    remedy = (
+        "import it inside the functions that need it; classes of parts live in a module of their own, imported inside "
+        "build, and specs may name things lazily ('module:attribute')"
+    )
+    if "died" in facts:
+        return failed("light", facts["died"], "see 'loads'")
+    heavy = [f"{name} ({_where(subject, where)})" if where else name for name, where in sorted(facts["heavy"].items())]
+    if heavy:
+        return failed("light", f"importing the entry module loads {', '.join(heavy)}", remedy)
+    if facts["devices"]:
+        return failed("light", f"importing the entry module opens {_some(facts['devices'])}", remedy)
+    if facts["errors"]:
+        return failed("light", f"importing it fails: {'; '.join(facts['errors'].values())}", "see 'loads'")
+    return passed("light", f"importing the entry loads none of {', '.join(HEAVY)} and opens no device")
+
+
+def _where(subject: Subject, where: str) -> str:
+    file, _, line = where.rpartition(":")
+    return f"{subject.shown(Path(file))}:{line}"
+
+
+def _twice(plugins: dict[str, Any]) -> Finding:
+    wrong = [f"{name}: {seen['again']}" for name, seen in plugins.items() if seen.get("again")]
+    if wrong:
+        return failed(
+            "twice",
+            "; ".join(wrong),
+            "a hook returns the same specs whenever it is called, and keeps no count of its calls",
+        )
+    return passed("twice", "registering it again changes nothing")
+
+
+def _spawn(facts: dict[str, Any]) -> Finding:
+    if facts["spawn"]:
+        return failed(
+            "spawn",
+            f"a spawned process differs: {facts['spawn']}",
+            "what a plugin registers may depend on its code alone, not on the process or its environment",
+        )
+    return passed("spawn", "a spawned process has the same plugins")
+
+
+def _references(facts: dict[str, Any]) -> Finding:
+    wrong = [facts["died"]] if "died" in facts else facts["wrong"]
+    if wrong:
+        return failed(
+            "references", "; ".join(wrong[:SHOWN]), "mend what the spec names; it is imported when it is used"
+        )
+    return passed("references", "everything that its specs name can be loaded")
+
+
+def _clashes(plugins: dict[str, Any]) -> Iterator[Finding]:
+    for seen in plugins.values():
+        for architecture, note in seen.get("clashes", ()):
+            yield warned(
+                "clashes",
+                f"{architecture} {note} here, so nobody can load it without a pin",
+                "if yours is to stand in the other's place, declare overrides=('NAME',) in its spec",
+            )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

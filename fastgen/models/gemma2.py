@@ -1,0 +1,65 @@
+"""Gemma 2: norms on both sides of each branch, capped scores and logits, a window on every other layer."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fastgen import api as fg
+
+
+class Gemma2Config(fg.HFConfig):
+    defaults: ClassVar = {"head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 8192}
+    intermediate_size: int
+    hidden_activation: str = "gelu_pytorch_tanh"  # hidden_act, which old files have too, is not read
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    query_pre_attn_scalar: float = 256
+    attn_logit_softcapping: float | None = 50.0
+    final_logit_softcapping: float | None = 30.0
+    sliding_window: fg.Count | None = 4096
+    layer_types: list[str] | None = None
+
+
+def build(c: Gemma2Config) -> fg.Decoder:
+    rope, heads = fg.Rope(c.rope), (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
+    scores = {"scale": c.query_pre_attn_scalar**-0.5, "softcap": c.attn_logit_softcapping}
+
+    def attention(window: int | None) -> fg.Attention:
+        bias = c.attention_bias
+        return fg.Attention(c.hidden_size, *heads, rope=rope, bias=bias, out_bias=bias, window=window, **scores)
+
+    return decoder(c, [attention(window) for window in c.layer_windows(lambda layer: layer % 2 == 0)])
+
+
+def decoder(c: Gemma2Config, attentions: list[fg.Attention]) -> fg.Decoder:
+    """All but the attention, which Gemma 3 has otherwise."""
+    tokens = fg.Table(c.vocab_size, c.hidden_size)
+
+    def norm() -> fg.RMSNorm:
+        return fg.RMSNorm(c.hidden_size, c.norm_eps, offset=1.0)
+
+    def block(attention: fg.Attention) -> fg.Block:
+        mlp = fg.MLP(c.hidden_size, c.intermediate_size, c.hidden_activation)
+        return fg.Sandwich(norm(), attention, norm(), norm(), mlp, norm())
+
+    own = None if c.tie_word_embeddings else fg.Linear(c.hidden_size, c.vocab_size)
+    return fg.Decoder(
+        embed=fg.Embed(tokens, scale=c.hidden_size**0.5),
+        blocks=[block(attention) for attention in attentions],
+        norm=norm(),
+        head=fg.Head(own, tied=None if own else tokens, softcap=c.final_logit_softcapping),
+    )
+
+
+NORMS = {
+    "model.layers.*.input_layernorm": "blocks.*.pre1",
+    "model.layers.*.post_attention_layernorm": "blocks.*.post1",
+    "model.layers.*.pre_feedforward_layernorm": "blocks.*.pre2",
+    "model.layers.*.post_feedforward_layernorm": "blocks.*.post2",
+}
+
+
+@fg.hookimpl
+def fastgen_models() -> list[fg.ModelSpec]:
+    weights = fg.DECODER_WEIGHTS.but(NORMS)
+    return [fg.ModelSpec(("Gemma2ForCausalLM",), Gemma2Config, build, weights, description="Gemma 2")]

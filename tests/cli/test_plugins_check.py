@@ -1,0 +1,346 @@
+"""`fastgen plugins check`: each rule catches a plugin that breaks it, and a good one passes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fastgen.cli import main
+from fastgen.cli.plugins.source_rules import offences
+from fastgen.testing.distributions import FakeSite
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+GOOD = """
+    from __future__ import annotations
+
+    from fastgen import api as fg
+
+
+    class FooConfig(fg.HFConfig):
+        pass
+
+
+    def build(c: FooConfig) -> fg.Decoder:
+        from fastgen_foo.parts import norm
+
+        raise NotImplementedError(norm)
+
+
+    @fg.hookimpl
+    def fastgen_models() -> list[fg.ModelSpec]:
+        return [fg.ModelSpec(("FooForCausalLM",), FooConfig, build, fg.DECODER_WEIGHTS)]
+"""
+PARTS = """
+    import torch
+
+    from fastgen import api as fg
+
+    def norm():
+        return fg.RMSNorm(torch.Size([8])[0], 1e-6)
+"""
+PROJECT = """
+    [build-system]
+    requires = ["hatchling"]
+    build-backend = "hatchling.build"
+
+    [project]
+    name = "fastgen-foo"
+    version = "1.2"
+    dependencies = ["fastgen>=0.1,<0.2"]
+    keywords = ["FooForCausalLM"]
+
+    [project.entry-points.fastgen]
+    foo = "fastgen_foo"
+"""
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dedent(text), encoding="utf-8")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The sources of a plugin without a fault (and without tests)."""
+    top = tmp_path / "foo"
+    write(top / "pyproject.toml", PROJECT)
+    write(top / "fastgen_foo" / "__init__.py", GOOD)
+    write(top / "fastgen_foo" / "parts.py", PARTS)
+    return top
+
+
+def check(target: Path | str, *options: str) -> dict[str, Any]:
+    """What was found, as ``{"passed": ..., "api only": {"status", "detail", "remedy"}, ...}``."""
+    result = CliRunner().invoke(main, ["plugins", "check", str(target), "--json", *options])
+    facts = json.loads(result.stdout)
+    assert result.exit_code == (0 if facts["passed"] else 1)
+    for found in facts["checks"]:
+        assert (found["remedy"] is not None) == (found["status"] in ("fail", "warn")), found
+    return {**facts, **{found["check"]: found for found in facts["checks"] if found["status"] != "skip"}}
+
+
+def failing(facts: dict[str, Any]) -> set[str]:
+    return {found["check"] for found in facts["checks"] if found["status"] == "fail"}
+
+
+# ---- a good plugin -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_good_plugin_passes_from_its_sources(tree: Path) -> None:
+    facts = check(tree, "--skip-conformance")
+    assert facts["passed"]
+    assert (facts["distribution"], facts["version"], facts["installed"]) == ("fastgen-foo", "1.2", False)
+    assert (facts["plugins"], facts["architectures"]) == (["foo"], ["FooForCausalLM"])
+    statuses = {found["check"]: found["status"] for found in facts["checks"]}
+    checks = ("versions", "loads", "light", "api only", "twice", "spawn", "references", "keywords")
+    assert statuses == {**dict.fromkeys(checks, "pass"), "conformance": "skip"}
+
+
+@pytest.mark.slow
+def test_installed_plugin_is_found_by_its_own_and_its_distributions_name(fastgen: Run, site: FakeSite) -> None:
+    modules = {"fastgen_foo/parts": PARTS}
+    site.add(
+        "fastgen-foo",
+        version="1.2",
+        requires=["fastgen<0.2,>=0.1"],
+        keywords="FooForCausalLM",
+        entries={"foo": "fastgen_foo"},
+        modules=modules,
+    )
+    write(site.directory / "fastgen_foo" / "__init__.py", GOOD)
+    for name in ("foo", "Fastgen_Foo"):
+        result = fastgen("plugins", "check", name)
+        assert result.returncode == 0, result.stdout
+        assert "fastgen-foo 1.2 (installed)" in result.stdout
+        assert "api only     ok       2 modules read" in result.stdout
+        assert "came without a conformance.json" in result.stdout  # a warning alone
+        assert result.stdout.endswith("nothing failed\n")
+
+
+@pytest.mark.slow
+def test_source_layout(tree: Path) -> None:
+    (tree / "src").mkdir()
+    (tree / "fastgen_foo").rename(tree / "src" / "fastgen_foo")
+    assert check(tree, "--skip-conformance")["passed"]
+
+
+# ---- every rule catches its breach ---------------------------------------------------------------------------------
+
+
+def edit(tree: Path, old: str, new: str, file: str = "fastgen_foo/__init__.py") -> None:
+    text = (tree / file).read_text(encoding="utf-8")
+    assert old in text
+    (tree / file).write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_f1_entry_that_loads_torch(tree: Path) -> None:
+    edit(tree, "\n\nclass FooConfig", "\nfrom fastgen_foo import parts\n\nclass FooConfig")
+    facts = check(tree, "--skip-conformance")
+    assert failing(facts) == {"light"}
+    assert "loads torch (fastgen_foo/parts.py:2)" in facts["light"]["detail"]
+    assert "imported inside build" in facts["light"]["remedy"]
+
+
+@pytest.mark.slow
+def test_hook_that_loads_transformers(tree: Path) -> None:
+    edit(tree, "    return [fg.ModelSpec", "    import transformers\n    return [fg.ModelSpec")
+    facts = check(tree, "--skip-conformance")
+    assert failing(facts) == {"light"}
+    assert "transformers (fastgen_foo/__init__.py:" in facts["light"]["detail"]
+
+
+@pytest.mark.slow
+def test_core_is_imported_by_a_module_deep_inside(tree: Path) -> None:
+    write(tree / "fastgen_foo" / "deep" / "er.py", "def f():\n    from fastgen.core import engine\n")
+    write(tree / "fastgen_foo" / "tests" / "test_it.py", "from fastgen.testing import TINY\nimport fastgen.core.engine\n")
+    facts = check(tree, "--skip-conformance")
+    assert failing(facts) == {"api only"}
+    assert facts["api only"]["detail"] == (
+        "fastgen_foo/deep/er.py:2 imports fastgen.core; fastgen_foo/tests/test_it.py:2 imports fastgen.core.engine"
+    )
+
+
+@pytest.mark.slow
+def test_plugin_that_counts_its_calls(tree: Path) -> None:
+    edit(tree, "@fg.hookimpl", "COUNT = []\n\n\n@fg.hookimpl")
+    edit(tree, "    return [fg.ModelSpec((", '    COUNT.append("X" * len(COUNT))\n    return [fg.ModelSpec((COUNT[-1] + ')
+    facts = check(tree, "--skip-conformance")
+    assert "twice" in failing(facts)
+    assert "XFooForCausalLM" in facts["twice"]["detail"]
+
+
+@pytest.mark.slow
+def test_plugin_that_is_another_one_in_a_spawned_process(tree: Path) -> None:
+    edit(tree, "@fg.hookimpl", "import multiprocessing\nif multiprocessing.parent_process():\n    raise OSError('child')\n@fg.hookimpl")
+    facts = check(tree, "--skip-conformance")
+    assert failing(facts) == {"spawn"}
+    assert "only in the parent: foo fastgen-foo==1.2" in facts["spawn"]["detail"]
+
+
+@pytest.mark.slow
+def test_reference_to_nothing(tree: Path) -> None:
+    edit(tree, "FooConfig, build, fg.DECODER_WEIGHTS", 'FooConfig, "fastgen_foo.parts:biuld", fg.DECODER_WEIGHTS')
+    facts = check(tree, "--skip-conformance")
+    assert failing(facts) == {"references"}
+    assert "biuld" in facts["references"]["detail"]
+
+
+@pytest.mark.slow
+def test_keywords_that_name_no_architecture(tree: Path) -> None:
+    edit(tree, 'keywords = ["FooForCausalLM"]', 'keywords = ["foo"]', "pyproject.toml")
+    facts = check(tree, "--skip-conformance")
+    assert failing(facts) == {"keywords"}
+    assert facts["keywords"]["remedy"] == 'write keywords = ["FooForCausalLM"] in pyproject.toml'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dependencies", "detail"),
+    [
+        ('"torch"', "does not require fastgen"),
+        ('"fastgen"', "of any version"),
+        ('"fastgen>=0.1"', "with no upper bound"),
+        ('"fastgen>=0.1,!=0.1.5"', "with no upper bound"),
+        ('"fastgen>=7,<8"', "requires fastgen >=7,<8, and this is"),
+    ],
+)
+def test_version_bounds(tree: Path, dependencies: str, detail: str) -> None:
+    edit(tree, '"fastgen>=0.1,<0.2"', dependencies, "pyproject.toml")
+    facts = check(tree, "--skip-conformance")
+    assert "versions" in failing(facts)
+    assert detail in facts["versions"]["detail"]
+    assert facts["versions"]["remedy"] == 'write dependencies = ["fastgen>=0.1,<0.2"] in pyproject.toml'
+
+
+@pytest.mark.slow
+def test_f1_plugin_that_does_not_load(tree: Path) -> None:
+    edit(tree, "@fg.hookimpl", "import no_such_module\n\n\n@fg.hookimpl")
+    facts = check(tree)
+    assert failing(facts) == {"loads", "light"}
+    assert "ModuleNotFoundError: No module named 'no_such_module'\nTraceback" in facts["loads"]["detail"]
+    skipped = {found["check"] for found in facts["checks"] if found["status"] == "skip"}
+    assert skipped == {"twice", "spawn", "references", "keywords", "conformance"}
+
+
+@pytest.mark.slow
+def test_f1_plugin_that_ends_the_process(tree: Path) -> None:
+    edit(tree, "@fg.hookimpl", "import os\nos._exit(3)\n\n\n@fg.hookimpl")
+    facts = check(tree)
+    assert failing(facts) == {"loads", "light"}
+    assert "ended with exit code 3" in facts["loads"]["detail"]
+
+
+@pytest.mark.slow
+def test_clash_with_a_built_in_is_a_warning(tree: Path) -> None:
+    edit(tree, '"FooForCausalLM"', '"LlamaForCausalLM"')
+    edit(tree, '"FooForCausalLM"', '"LlamaForCausalLM"', "pyproject.toml")
+    facts = check(tree, "--skip-conformance")
+    assert facts["passed"]
+    assert facts["clashes"]["status"] == "warn"
+    assert "LlamaForCausalLM clashes with llama here" in facts["clashes"]["detail"]
+
+
+# ---- its tests -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_plugin_without_tests_is_told_what_to_write(tree: Path) -> None:
+    facts = check(tree)
+    assert failing(facts) == {"tests"}
+    assert "class TestMine(ModelConformance)" in facts["tests"]["remedy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("body", "status", "detail"), [("True", "pass", "1 passed"), ("False", "fail", "exit code 1")])
+def test_tests_run_and_the_kit_is_missed(tree: Path, body: str, status: str, detail: str) -> None:
+    write(tree / "tests" / "test_foo.py", f"import fastgen_foo\n\ndef test_foo():\n    assert {body}\n")
+    facts = check(tree)
+    assert facts["tests"]["status"] == status
+    assert detail in facts["tests"]["detail"]
+    assert facts["conformance"]["detail"] == "no test of the conformance kit ran"
+
+
+# ---- reading sources -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from fastgen import api as fg\nfg.Decoder", []),
+        ("import fastgen.api as fg", []),
+        ("import fastgen.api\nfastgen.api.Decoder", []),
+        ("from fastgen.api import ModelSpec", []),
+        ("from fastgen.api import *", []),
+        ("from . import core\nfrom .fastgen import core", []),
+        ('"""Speaks of fastgen.core.engine."""', []),
+        ('logging.getLogger("fastgen.foo")\nprint("fastgen.")', []),
+        ('fg.ModelSpec(("A",), "fastgen_foo.config:C", "fastgen_foo:build", fg.WEIGHTS)', []),
+        ("import fastgen", ["imports fastgen"]),
+        ("import fastgen.core.layers as l", ["imports fastgen.core.layers"]),
+        ("from fastgen import core", ["imports fastgen.core"]),
+        ("from fastgen import api, types", ["imports fastgen.types"]),
+        ("from fastgen import pipeline", ["uses fastgen.pipeline"]),
+        ("from fastgen.core import engine", ["imports fastgen.core"]),
+        ("import fastgen.api\nfastgen.core.engine", ["imports fastgen.core"]),
+        ('import_module("fastgen.core.engine")', ["imports fastgen.core.engine"]),
+        ('__import__("fastgen.kernels")', ["imports fastgen.kernels"]),
+        ('importlib.import_module(name="fastgen.types")', ["imports fastgen.types"]),
+        ('fg.ModelSpec(("A",), "fastgen.models.llama:LlamaConfig", b, w)', ["imports fastgen.models.llama"]),
+        ('sys.modules["fastgen.core"]', ["imports fastgen.core"]),
+        ("if TYPE_CHECKING:\n    from fastgen.core.engine import Engine", ["imports fastgen.core.engine"]),
+        ("from fastgen.testing import TINY", ["imports fastgen.testing"]),
+        (
+            "from fastgen import api as fg\nfg.Decodr",
+            ["uses fastgen.api.Decodr, which is not there. Did you mean 'Decoder', 'Decode' or 'x'?"],
+        ),
+    ],
+)
+def test_source_rules(source: str, found: list[str]) -> None:
+    seen = [what for _, what in offences(source.encode())]
+    assert len(seen) == len(found)
+    for one, other in zip(seen, found, strict=True):
+        assert one.partition(".  Did")[0].startswith(other.partition(" Did")[0])
+
+
+def test_tests_may_use_the_kit_and_what_users_use() -> None:
+    source = b"import fastgen\nfrom fastgen.testing import TINY\nfastgen.pipeline\nimport fastgen.core"
+    assert offences(source, is_test=True) == [(4, "imports fastgen.core")]
+
+
+# ---- what is no plugin ---------------------------------------------------------------------------------------------
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["plugins", "check", *arguments])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    return result.stderr
+
+
+def test_what_is_not_installed_is_refused_with_the_nearest_name() -> None:
+    assert "no plugin 'lama' is installed. Did you mean 'llama'" in refused("lama")
+
+
+def test_trees_that_are_no_plugin(tmp_path: Path) -> None:
+    assert "there is no directory" in refused(f"{tmp_path}/nothing")
+    assert "has no pyproject.toml" in refused(str(tmp_path))
+    write(tmp_path / "pyproject.toml", "[project")
+    assert "cannot be read" in refused(str(tmp_path))
+    write(tmp_path / "pyproject.toml", "[tool.x]")
+    assert "no [project] table with a name" in refused(str(tmp_path))
+    write(tmp_path / "pyproject.toml", '[project]\nname = "fastgen-foo"\n[project.entry-points.fastgne]\nfoo = "x"')
+    text = refused(str(tmp_path))
+    assert "no entry point in the group 'fastgen'. Did you mean 'fastgne'?" in text
+    assert '[project.entry-points.fastgen]\n  foo = "fastgen_foo"' in text
+    write(tmp_path / "pyproject.toml", '[project]\nname = "fastgen-foo"\ndynamic = ["dependencies"]')
+    assert "computes dependencies when it is built" in refused(str(tmp_path))
