@@ -83,8 +83,8 @@ class EngineConfig(BaseModel):
     )
     lora: dict[str, str] = Field(
         default_factory=dict,
-        description="LoRA adapters in peft's format to serve beside the model: {name: directory}. A request chooses "
-        "one by its name.",
+        description="LoRA adapters in peft's format to serve beside the model: {name: directory, or name on the hub}. "
+        "A request chooses one by its name here.",
     )
 
     @field_validator("cache_memory")

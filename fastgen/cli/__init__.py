@@ -14,7 +14,7 @@ COMMANDS = {
     "generate": ("fastgen.cli.generate:generate", "Generate text from prompts, files or standard input."),
     "chat": ("fastgen.cli.chat:chat", "Talk with a model."),
     "models": ("fastgen.cli.models:models", "List the model architectures that can be served."),
-    "plugins": ("fastgen.cli.plugins:plugins", "List the installed plugins and what is wrong with them."),
+    "plugins": ("fastgen.cli.plugins:plugins", "List, check, install and begin plugins."),
     "explain": ("fastgen.cli.explain:explain", "Show how a model would be served, and why."),
     "bench": ("fastgen.bench.cli:bench", "Measure throughput and latency."),
 }

@@ -96,6 +96,8 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
         config=model_config,
         checkpoint=checkpoint,
         model_name=files.name,
+        token=config.token,
+        offline=config.offline,
         load_bin=config.load_bin,
     )
     warnings += [f"LoRA adapter {lora.name!r} {doubt}" for lora in loras for doubt in lora.warnings]

@@ -156,6 +156,8 @@ class Engine:
         if progress:
             print(f"{told} ({cache.reason})", file=sys.stderr)
         logger.info("%s (%s)", told, cache.reason)
+        for lora in blueprint.loras:
+            logger.info("LoRA adapter %r: %d modules, from %s", lora.name, len(lora.targets), lora.directory)
         if defaults := model_defaults(blueprint.generation_config):
             logger.info("requests that leave these open take them from generation_config.json: %s", defaults)
         return engine

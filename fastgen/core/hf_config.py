@@ -35,7 +35,8 @@ class HFConfig(BaseModel):
 
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Other names of a field in the raw file, for this family; laid over `SPELLINGS`. Names that are present and
-    disagree are an error. Of ``rope_theta`` and ``partial_rotary_factor``, which are no fields, the first wins."""
+    disagree are an error; of the names of ``rope_theta`` and ``partial_rotary_factor``, which are no fields, the
+    first wins."""
     rope_types: ClassVar[Mapping[str, str]] = {}
     """Other meanings that this family's files give to the name of a rope type."""
     defaults: ClassVar[Mapping[str, Any]] = {}

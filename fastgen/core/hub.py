@@ -12,7 +12,18 @@ from typing import Any
 from fastgen.core.weight_files import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS_INDEX, choose_files, read_index
 from fastgen.errors import CheckpointError, ConfigError, FastgenError, ModelNotFoundError, did_you_mean
 
-__all__ = ["Snapshot", "cached_models", "fetch_model"]
+__all__ = [
+    "ADAPTER_BIN",
+    "ADAPTER_CONFIG",
+    "ADAPTER_WEIGHTS",
+    "Snapshot",
+    "cached_models",
+    "fetch_adapter",
+    "fetch_model",
+]
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_BIN = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+"""The files of a LoRA adapter, as peft names them."""
 
 # Code is fetched with the rest, and runs only where trust_remote_code says so.
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.py"]
@@ -81,22 +92,15 @@ def fetch_model(
         CheckpointError: the repository holds nothing that can be loaded; says what it does hold.
     """
     from huggingface_hub import constants
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise ModelNotFoundError(
-            f"{name!r} is neither a file or directory here nor a name on the hub: {error}"
-        ) from None
+    _check_name(name)
     if revision is not None and (not revision or ".." in revision or revision.startswith("/") or "\0" in revision):
         raise ConfigError(f"revision: {revision!r} is not a branch, tag or commit")
 
     def snapshot(directory: Path, *, from_cache: bool) -> Snapshot:
         return Snapshot(name, directory, directory.name, from_cache, token, offline, load_bin)
 
-    cached = _cached(name, revision)
+    cached = _cached(name, revision, "config.json")
     if cached is not None and _has_tokenizer(cached) and _has_weights(cached, load_bin):
         return snapshot(cached, from_cache=True)
     try:
@@ -109,6 +113,37 @@ def fetch_model(
         return snapshot(cached, from_cache=True)
 
 
+def fetch_adapter(name: str, *, token: str | None = None, offline: bool = False, load_bin: bool = False) -> Path:
+    """The directory of a LoRA adapter of the hub: its config and its weights, and nothing else of the repository. What
+    the cache has whole is used without a network call.
+
+    Raises:
+        ModelNotFoundError: no such name, no access, or no network and not in the cache.
+        CheckpointError: its weights are in PyTorch's ``.bin`` format only, and ``load_bin`` is not set.
+    """
+    from huggingface_hub import constants
+
+    def whole(directory: Path) -> bool:
+        weights = (ADAPTER_WEIGHTS, ADAPTER_BIN) if load_bin else (ADAPTER_WEIGHTS,)
+        return any((directory / file).is_file() for file in weights)
+
+    _check_name(name)
+    cached = _cached(name, None, ADAPTER_CONFIG)
+    if cached is not None and whole(cached):
+        return cached
+    if offline or constants.HF_HUB_OFFLINE:
+        raise ModelNotFoundError(_offline(name, None))
+    directory = _download(name, None, token, [ADAPTER_CONFIG, ADAPTER_WEIGHTS])
+    if whole(directory) or ADAPTER_BIN not in _listing(name, directory.name, token):
+        return directory
+    if not load_bin:
+        raise CheckpointError(
+            f"it has {ADAPTER_BIN} only. That is a pickle, which can be made to run code, so it is loaded only if you "
+            "say so: load_bin=True (--load-bin)"
+        )
+    return _download(name, directory.name, token, [ADAPTER_BIN])
+
+
 def cached_models() -> list[str]:
     """Names of the models that the hub's cache holds something of."""
     from huggingface_hub import constants
@@ -117,15 +152,27 @@ def cached_models() -> list[str]:
     return sorted(folder.parent.name.removeprefix("models--").replace("--", "/") for folder in folders)
 
 
-def _cached(name: str, revision: str | None) -> Path | None:
-    """What the cache has of a model, if that has a config."""
+def _check_name(name: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ModelNotFoundError(
+            f"{name!r} is neither a file or directory here nor a name on the hub: {error}"
+        ) from None
+
+
+def _cached(name: str, revision: str | None, config: str) -> Path | None:
+    """What the cache has of a model or adapter, if that has its config."""
     from huggingface_hub import snapshot_download
 
     try:
-        found = snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=["config.json"])
+        found = snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=[config])
     except OSError:  # among them LocalEntryNotFoundError
         return None
-    return Path(found) if (Path(found) / "config.json").is_file() else None
+    return Path(found) if (Path(found) / config).is_file() else None
 
 
 def _has_tokenizer(directory: Path) -> bool:

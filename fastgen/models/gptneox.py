@@ -9,11 +9,7 @@ from fastgen import api as fg
 
 
 class GPTNeoXConfig(fg.HFConfig):
-    # The names of its own before those that transformers 4 wrote beside them.
-    spellings: ClassVar = {
-        "rope_theta": ("rotary_emb_base", "rope_theta"),
-        "partial_rotary_factor": ("rotary_pct", "partial_rotary_factor"),
-    }
+    spellings: ClassVar = {"rope_theta": ("rotary_emb_base",), "partial_rotary_factor": ("rotary_pct",)}
     default_partial_rotary_factor = 0.25
     intermediate_size: int
     hidden_act: str = "gelu"

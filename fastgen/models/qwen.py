@@ -1,35 +1,33 @@
-"""Qwen (the first: 1.8B, 7B, 14B and 72B), whose class is published with its weights.
-
-Beyond ``seq_length`` its code stretches the rope (``use_dynamic_ntk``) and scales queries (``use_logn_attn``), both
-from the length of the sequence so far. Up to there neither changes anything, so that is what it may be served with.
-"""
+"""Qwen, the first (1.8B, 7B, 14B and 72B), whose modelling code is published with its weights."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 from fastgen import api as fg
 
 
 class QwenConfig(fg.HFConfig):
-    spellings: ClassVar = {"head_dim": ("kv_channels",), "max_position_embeddings": ("seq_length",)}
+    spellings: ClassVar = {"head_dim": ("kv_channels",)}
     defaults: ClassVar = {"head_dim": 128, "max_position_embeddings": 8192}
     intermediate_size: fg.Count  # of gate and up together
-    no_bias: bool = True
+    no_bias: bool = True  # beside the biases of queries, keys and values
+    seq_length: fg.Count | None = None
+    use_dynamic_ntk: bool = True
+    use_logn_attn: bool = True
 
 
 def build(c: QwenConfig) -> fg.Decoder:
-    rope = fg.Rope(c.rope)
-    tokens = fg.Table(c.vocab_size, c.hidden_size)
+    from fastgen.models.qwen_rope import QwenRope
 
-    def norm() -> fg.RMSNorm:
-        return fg.RMSNorm(c.hidden_size, c.norm_eps)
+    rope, tokens = QwenRope(c), fg.Table(c.vocab_size, c.hidden_size)
+    norm = partial(fg.RMSNorm, c.hidden_size, c.norm_eps)
 
     def block() -> fg.Block:
-        heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
-        attention = fg.Attention(c.hidden_size, *heads, rope=rope, bias=True, out_bias=not c.no_bias)
-        mlp = fg.MLP(c.hidden_size, c.intermediate_size // 2, "silu", bias=not c.no_bias)
-        return fg.PreNorm(norm(), attention, norm(), mlp)
+        heads, bias = (c.num_attention_heads, c.num_key_value_heads, c.head_dim), not c.no_bias
+        attention = fg.Attention(c.hidden_size, *heads, rope=rope, bias=True, out_bias=bias)
+        return fg.PreNorm(norm(), attention, norm(), fg.MLP(c.hidden_size, c.intermediate_size // 2, "silu", bias=bias))
 
     return fg.Decoder(
         embed=fg.Embed(tokens),
@@ -52,10 +50,10 @@ WEIGHTS = fg.WeightMap(
         "transformer.ln_f": "norm",
         "lm_head": "head.proj",
     },
-    ignore=["transformer.rotary_emb.inv_freq", "transformer.h.*.attn.masked_bias", "transformer.h.*.attn.logn_tensor"],
+    ignore=["*.rotary_emb.inv_freq", "*.attn.masked_bias"],
 )
 
 
 @fg.hookimpl
 def fastgen_models() -> list[fg.ModelSpec]:
-    return [fg.ModelSpec(("QWenLMHeadModel",), QwenConfig, build, WEIGHTS, description="Qwen (the first)")]
+    return [fg.ModelSpec(("QWenLMHeadModel",), QwenConfig, build, WEIGHTS, description="Qwen, the first")]

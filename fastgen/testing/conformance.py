@@ -26,14 +26,14 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fastgen.core.plugin import PluginRecord, registry
+from fastgen.core.plugin import PluginRecord, register, registry
 from fastgen.core.plugin.conformance import FAULT
 from fastgen.errors import FastgenError, UnsupportedModelError
 from fastgen.testing import engine_checks, weight_checks
 from fastgen.testing.faults import planted_faults
 from fastgen.testing.parity import allowed, difference
 from fastgen.testing.plugin import PROPERTY
-from fastgen.testing.subject import BLOCK, REACH, Reference, Subject, serving, transformers_config
+from fastgen.testing.subject import BLOCK, REACH, Reference, Subject, hooks_of, serving, transformers_config
 
 __all__ = ["ModelConformance"]
 
@@ -264,12 +264,12 @@ class ModelConformance:
         told["tied and untied"] = "pass"
 
     def test_registers_twice(self, plugin: Callable[[], PluginRecord]) -> None:
-        """Registering the plugin when it is there already changes nothing."""
-        first = plugin()
-        before = registry().fingerprint()
-        with serving(type(self).entry) as second:
-            assert second is first
-            assert registry().fingerprint() == before
+        """Registering the plugin when it is there already changes nothing: scripts import entry modules too."""
+        record, before = plugin(), registry().fingerprint()
+        if record.distribution and ":" in type(self).entry:
+            return  # the object of an installed plugin cannot be told from another of its type
+        again = register(hooks_of(type(self).entry), name=record.name if record.in_process else None)
+        assert (again.name, again.architectures) == (record.name, record.architectures)
         assert registry().fingerprint() == before
 
     @pytest.mark.slow

@@ -30,7 +30,7 @@ from fastgen.testing.parity import Landmarks, assert_equal
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["BLOCK", "TINY", "Reference", "Subject", "serving", "transformers_config"]
+__all__ = ["BLOCK", "TINY", "Reference", "Subject", "hooks_of", "serving", "transformers_config"]
 
 BLOCK = 4
 """Tokens in a block of the cache."""
@@ -88,18 +88,24 @@ def serving(entry: str) -> Iterator[PluginRecord]:
     Raises:
         PluginError: it is broken.
     """
+    name = entry.replace(":", ".")
     for record in registry().plugins:
-        if record.entry == entry and record.status == "loaded":
+        if record.status == "loaded" and (record.entry == entry or (record.in_process and record.name == name)):
             yield record
             return
-        if record.entry == entry and record.status == "failed":
+        if record.status == "failed" and record.entry == entry:
             raise PluginError(f"the plugin {record.label} is broken: {record.error}\n{record.traceback or ''}")
-    module, _, attribute = entry.partition(":")
-    plugin = import_module(module)
-    for name in filter(None, attribute.split(".")):
-        plugin = getattr(plugin, name)
-    with registered(plugin, name=entry.replace(":", ".")) as record:
+    with registered(hooks_of(entry), name=name) as record:
         yield record
+
+
+def hooks_of(entry: str) -> Any:
+    """The module or object that an entry names."""
+    module, _, attribute = entry.partition(":")
+    found: Any = import_module(module)
+    for name in filter(None, attribute.split(".")):
+        found = getattr(found, name)
+    return found
 
 
 @dataclass(eq=False)

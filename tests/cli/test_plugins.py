@@ -7,7 +7,10 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+from click.testing import CliRunner
 
+from fastgen.cli import main
+from fastgen.cli.plugins import COMMANDS
 from fastgen.testing.distributions import FakeSite
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -48,7 +51,7 @@ def test_table(fastgen: Run) -> None:
 @pytest.mark.usefixtures("installed")
 def test_failed_shows_tracebacks_of_the_broken_ones_only(fastgen: Run) -> None:
     result = fastgen("plugins", "--failed")
-    assert result.returncode == 0
+    assert result.returncode == 1
     assert "'bad' (fastgen-bad 1.0), bad_plugin: ModuleNotFoundError" in result.stdout
     assert "    import missing_thing" in result.stdout
     assert "good" not in result.stdout.replace("good_plugin", "")
@@ -73,4 +76,23 @@ def test_strict_mode_is_an_error_with_the_traceback(fastgen: Run) -> None:
 
 
 def test_nothing_broken(fastgen: Run) -> None:
-    assert fastgen("plugins", "--failed").stdout == "no plugin is broken\n"
+    result = fastgen("plugins", "--failed")
+    assert (result.returncode, result.stdout) == (0, "no plugin is broken\n")
+
+
+@pytest.mark.usefixtures("installed")
+def test_list_is_what_the_group_does_alone(fastgen: Run) -> None:
+    assert fastgen("plugins", "list").stdout == fastgen("plugins").stdout
+    assert fastgen("plugins", "list", "--failed", "--json").returncode == 1
+
+
+def test_help_and_usage() -> None:
+    lines = CliRunner().invoke(main, ["plugins", "--help"]).output.splitlines()
+    for name, (_, text) in COMMANDS.items():
+        assert f"  {name:<9}  {text}" in lines
+    result = CliRunner().invoke(main, ["plugins", "chekc", "x"])
+    assert result.exit_code == 2
+    assert "no such command 'chekc'. Did you mean 'check'?" in result.stderr
+    result = CliRunner().invoke(main, ["plugins", "--json", "check", "x"])
+    assert result.exit_code == 2
+    assert "write --json after the command: fastgen plugins check --json" in result.stderr

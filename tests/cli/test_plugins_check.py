@@ -13,7 +13,21 @@ import pytest
 from click.testing import CliRunner
 
 from fastgen.cli import main
+from fastgen.cli.plugins.conformance import check_conformance, judge
+from fastgen.cli.plugins.hygiene import (
+    keywords,
+    light,
+    loads,
+    probe,
+    references,
+    sources,
+    spawn,
+    twice,
+    version_bounds,
+)
 from fastgen.cli.plugins.source_rules import offences
+from fastgen.cli.plugins.subject import Subject, installed_subject, source_subject
+from fastgen.core.plugin.conformance import Case, Conformance
 from fastgen.testing.distributions import FakeSite
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -91,11 +105,19 @@ def failing(facts: dict[str, Any]) -> set[str]:
     return {found["check"] for found in facts["checks"] if found["status"] == "fail"}
 
 
-# ---- a good plugin -------------------------------------------------------------------------------------------------
+def edit(tree: Path, old: str, new: str, file: str = "fastgen_foo/__init__.py") -> None:
+    text = (tree / file).read_text(encoding="utf-8")
+    assert old in text
+    (tree / file).write_text(text.replace(old, new), encoding="utf-8")
+
+
+# ---- whole checks --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_good_plugin_passes_from_its_sources(tree: Path) -> None:
+    (tree / "src").mkdir()
+    (tree / "fastgen_foo").rename(tree / "src" / "fastgen_foo")
     facts = check(tree, "--skip-conformance")
     assert facts["passed"]
     assert (facts["distribution"], facts["version"], facts["installed"]) == ("fastgen-foo", "1.2", False)
@@ -106,120 +128,32 @@ def test_good_plugin_passes_from_its_sources(tree: Path) -> None:
 
 
 @pytest.mark.slow
-def test_installed_plugin_is_found_by_its_own_and_its_distributions_name(fastgen: Run, site: FakeSite) -> None:
-    modules = {"fastgen_foo/parts": PARTS}
+def test_installed_plugin_is_found_by_its_name(fastgen: Run, site: FakeSite) -> None:
     site.add(
         "fastgen-foo",
         version="1.2",
         requires=["fastgen<0.2,>=0.1"],
         keywords="FooForCausalLM",
         entries={"foo": "fastgen_foo"},
-        modules=modules,
+        modules={"fastgen_foo/parts": PARTS},
     )
     write(site.directory / "fastgen_foo" / "__init__.py", GOOD)
-    for name in ("foo", "Fastgen_Foo"):
-        result = fastgen("plugins", "check", name)
-        assert result.returncode == 0, result.stdout
-        assert "fastgen-foo 1.2 (installed)" in result.stdout
-        assert "api only     ok       2 modules read" in result.stdout
-        assert "came without a conformance.json" in result.stdout  # a warning alone
-        assert result.stdout.endswith("nothing failed\n")
+    result = fastgen("plugins", "check", "foo")
+    assert result.returncode == 0, result.stdout
+    assert "fastgen-foo 1.2 (installed)" in result.stdout
+    assert "api only     ok       2 modules read" in result.stdout
+    assert "came without a conformance.json" in result.stdout  # a warning alone
+    assert result.stdout.endswith("nothing failed\n")
 
 
-@pytest.mark.slow
-def test_source_layout(tree: Path) -> None:
-    (tree / "src").mkdir()
-    (tree / "fastgen_foo").rename(tree / "src" / "fastgen_foo")
-    assert check(tree, "--skip-conformance")["passed"]
-
-
-# ---- every rule catches its breach ---------------------------------------------------------------------------------
-
-
-def edit(tree: Path, old: str, new: str, file: str = "fastgen_foo/__init__.py") -> None:
-    text = (tree / file).read_text(encoding="utf-8")
-    assert old in text
-    (tree / file).write_text(text.replace(old, new), encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_f1_entry_that_loads_torch(tree: Path) -> None:
-    edit(tree, "\n\nclass FooConfig", "\nfrom fastgen_foo import parts\n\nclass FooConfig")
-    facts = check(tree, "--skip-conformance")
-    assert failing(facts) == {"light"}
-    assert "loads torch (fastgen_foo/parts.py:2)" in facts["light"]["detail"]
-    assert "imported inside build" in facts["light"]["remedy"]
-
-
-@pytest.mark.slow
-def test_hook_that_loads_transformers(tree: Path) -> None:
-    edit(tree, "    return [fg.ModelSpec", "    import transformers\n    return [fg.ModelSpec")
-    facts = check(tree, "--skip-conformance")
-    assert failing(facts) == {"light"}
-    assert "transformers (fastgen_foo/__init__.py:" in facts["light"]["detail"]
-
-
-@pytest.mark.slow
-def test_core_is_imported_by_a_module_deep_inside(tree: Path) -> None:
-    write(tree / "fastgen_foo" / "deep" / "er.py", "def f():\n    from fastgen.core import engine\n")
-    write(tree / "fastgen_foo" / "tests" / "test_it.py", "from fastgen.testing import TINY\nimport fastgen.core.engine\n")
-    facts = check(tree, "--skip-conformance")
-    assert failing(facts) == {"api only"}
-    assert facts["api only"]["detail"] == (
-        "fastgen_foo/deep/er.py:2 imports fastgen.core; fastgen_foo/tests/test_it.py:2 imports fastgen.core.engine"
-    )
-
-
-@pytest.mark.slow
-def test_plugin_that_counts_its_calls(tree: Path) -> None:
-    edit(tree, "@fg.hookimpl", "COUNT = []\n\n\n@fg.hookimpl")
-    edit(tree, "    return [fg.ModelSpec((", '    COUNT.append("X" * len(COUNT))\n    return [fg.ModelSpec((COUNT[-1] + ')
-    facts = check(tree, "--skip-conformance")
-    assert "twice" in failing(facts)
-    assert "XFooForCausalLM" in facts["twice"]["detail"]
-
-
-@pytest.mark.slow
-def test_plugin_that_is_another_one_in_a_spawned_process(tree: Path) -> None:
-    edit(tree, "@fg.hookimpl", "import multiprocessing\nif multiprocessing.parent_process():\n    raise OSError('child')\n@fg.hookimpl")
-    facts = check(tree, "--skip-conformance")
-    assert failing(facts) == {"spawn"}
-    assert "only in the parent: foo fastgen-foo==1.2" in facts["spawn"]["detail"]
-
-
-@pytest.mark.slow
-def test_reference_to_nothing(tree: Path) -> None:
-    edit(tree, "FooConfig, build, fg.DECODER_WEIGHTS", 'FooConfig, "fastgen_foo.parts:biuld", fg.DECODER_WEIGHTS')
-    facts = check(tree, "--skip-conformance")
-    assert failing(facts) == {"references"}
-    assert "biuld" in facts["references"]["detail"]
-
-
-@pytest.mark.slow
-def test_keywords_that_name_no_architecture(tree: Path) -> None:
-    edit(tree, 'keywords = ["FooForCausalLM"]', 'keywords = ["foo"]', "pyproject.toml")
-    facts = check(tree, "--skip-conformance")
-    assert failing(facts) == {"keywords"}
-    assert facts["keywords"]["remedy"] == 'write keywords = ["FooForCausalLM"] in pyproject.toml'
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dependencies", "detail"),
-    [
-        ('"torch"', "does not require fastgen"),
-        ('"fastgen"', "of any version"),
-        ('"fastgen>=0.1"', "with no upper bound"),
-        ('"fastgen>=0.1,!=0.1.5"', "with no upper bound"),
-        ('"fastgen>=7,<8"', "requires fastgen >=7,<8, and this is"),
-    ],
-)
-def test_version_bounds(tree: Path, dependencies: str, detail: str) -> None:
-    edit(tree, '"fastgen>=0.1,<0.2"', dependencies, "pyproject.toml")
-    facts = check(tree, "--skip-conformance")
-    assert "versions" in failing(facts)
-    assert detail in facts["versions"]["detail"]
-    assert facts["versions"]["remedy"] == 'write dependencies = ["fastgen>=0.1,<0.2"] in pyproject.toml'
+def test_installed_names(monkeypatch: pytest.MonkeyPatch, site: FakeSite) -> None:
+    site.add("fastgen-two", entries={"one": "two_plugin:one", "other": "two_plugin:other"}, modules={"two_plugin": ""})
+    monkeypatch.syspath_prepend(str(site.directory))
+    assert [entry.plugin for entry in installed_subject("Fastgen_Two").entries] == ["one", "other"]
+    assert [entry.value for entry in installed_subject("other").entries] == ["two_plugin:other"]
+    assert installed_subject("one").roots == (site.directory / "two_plugin.py",)
+    family = installed_subject("llama")
+    assert (family.distribution, [root.name for root in family.roots]) == ("fastgen", ["llama.py"])
 
 
 @pytest.mark.slow
@@ -233,41 +167,171 @@ def test_f1_plugin_that_does_not_load(tree: Path) -> None:
 
 
 @pytest.mark.slow
-def test_f1_plugin_that_ends_the_process(tree: Path) -> None:
-    edit(tree, "@fg.hookimpl", "import os\nos._exit(3)\n\n\n@fg.hookimpl")
+def test_tests_run_and_the_kit_is_missed(tree: Path) -> None:
+    write(tree / "tests" / "test_foo.py", "import fastgen_foo\n\ndef test_foo():\n    assert fastgen_foo.FooConfig\n")
     facts = check(tree)
-    assert failing(facts) == {"loads", "light"}
-    assert "ended with exit code 3" in facts["loads"]["detail"]
+    assert failing(facts) == {"conformance"}
+    assert "1 passed" in facts["tests"]["detail"]
+    assert facts["conformance"]["detail"] == "no test of the conformance kit ran"
+    assert "class TestMine(ModelConformance)" in facts["conformance"]["remedy"]
+
+
+# ---- every rule catches its breach ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def subject(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Subject]:
+    """The tree as it stands when called."""
+    return lambda: source_subject(tree, tmp_path_factory.mktemp("work"))
+
+
+@pytest.fixture
+def seen(subject: Callable[[], Subject], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """What a probe sees of the tree."""
+    return lambda name: probe(subject(), name, tmp_path_factory.mktemp("probe"))
+
+
+def test_f1_entry_that_loads_torch(tree: Path, subject: Any, seen: Any) -> None:
+    edit(tree, "\n\nclass FooConfig", "\nfrom fastgen_foo import parts\n\nclass FooConfig")
+    write(tree / "torch.py", "Size = int")  # in the place of the real one, which takes a while
+    found = light(subject(), seen("light"))
+    assert found.status == "fail"
+    assert found.detail == "importing the entry module loads torch (fastgen_foo/parts.py:2)"
+    assert "imported inside build" in found.remedy
+
+
+def test_hook_that_loads_transformers(tree: Path, subject: Any, seen: Any) -> None:
+    edit(tree, "    return [fg.ModelSpec", "    import transformers\n    return [fg.ModelSpec")
+    write(tree / "transformers.py", "")
+    found = light(subject(), seen("light"))
+    assert (found.status, "loads transformers (fastgen_foo/__init__.py:" in found.detail) == ("fail", True)
+
+
+def test_entry_that_opens_a_device(subject: Any) -> None:
+    found = light(subject(), {"heavy": {}, "errors": {}, "devices": ["/dev/nvidiactl"]})
+    assert (found.status, "opens /dev/nvidiactl" in found.detail) == ("fail", True)
+
+
+def test_light_plugin_is_light(subject: Any, seen: Any) -> None:
+    assert light(subject(), seen("light")).status == "pass"
+
+
+def test_core_is_imported_by_a_module_deep_inside(tree: Path, subject: Any) -> None:
+    assert [found.status for found in sources(subject())] == ["pass"]
+    write(tree / "fastgen_foo" / "deep" / "er.py", "def f():\n    from fastgen.core import engine\n")
+    write(
+        tree / "fastgen_foo" / "tests" / "test_a.py", "from fastgen.testing import TINY\nimport fastgen.core.engine\n"
+    )
+    write(tree / "fastgen_foo" / "torn.py", "def f(:\n")
+    (found,) = sources(subject())
+    assert found.status == "fail"
+    assert found.detail == (
+        "fastgen_foo/deep/er.py:2 imports fastgen.core; fastgen_foo/tests/test_a.py:2 imports fastgen.core.engine; "
+        "fastgen_foo/torn.py:1 is not Python: invalid syntax"
+    )
 
 
 @pytest.mark.slow
-def test_clash_with_a_built_in_is_a_warning(tree: Path) -> None:
+def test_plugin_that_counts_its_calls(tree: Path, seen: Any) -> None:
+    assert twice(seen("registry")["plugins"]).status == "pass"
+    edit(tree, "@fg.hookimpl", "COUNT = []\n\n\n@fg.hookimpl")
+    edit(
+        tree, "    return [fg.ModelSpec((", '    COUNT.append("X" * len(COUNT))\n    return [fg.ModelSpec((COUNT[-1] + '
+    )
+    found = twice(seen("registry")["plugins"])
+    assert (found.status, "XFooForCausalLM" in found.detail) == ("fail", True)
+
+
+@pytest.mark.slow
+def test_plugin_that_is_another_one_in_a_spawned_process(tree: Path, seen: Any) -> None:
+    assert spawn(seen("registry")).status == "pass"
+    child = "import multiprocessing\nif multiprocessing.parent_process():\n    raise OSError('child')\n@fg.hookimpl"
+    edit(tree, "@fg.hookimpl", child)
+    found = spawn(seen("registry"))
+    assert (found.status, "only in the parent: foo fastgen-foo==1.2" in found.detail) == ("fail", True)
+
+
+@pytest.mark.slow
+def test_reference_to_nothing(tree: Path, seen: Any) -> None:
+    edit(tree, "FooConfig, build, fg.DECODER_WEIGHTS", 'FooConfig, "fastgen_foo.parts:biuld", fg.DECODER_WEIGHTS')
+    found = references(seen("references"))
+    assert (found.status, "biuld" in found.detail) == ("fail", True)
+
+
+def test_keywords_that_name_no_architecture(tree: Path, subject: Any) -> None:
+    assert keywords(subject(), ["FooForCausalLM"]).status == "pass"
+    assert keywords(subject(), []).status == "skip"
+    edit(tree, 'keywords = ["FooForCausalLM"]', 'keywords = ["foo"]', "pyproject.toml")
+    found = keywords(subject(), ["FooForCausalLM"])
+    assert (found.status, found.remedy) == ("fail", 'write keywords = ["FooForCausalLM"] in pyproject.toml')
+
+
+@pytest.mark.parametrize(
+    ("dependencies", "detail"),
+    [
+        ('"torch"', "does not require fastgen"),
+        ('"fastgen"', "of any version"),
+        ('"fastgen>=0.1"', "with no upper bound"),
+        ('"fastgen>=0.1,!=0.1.5"', "with no upper bound"),
+        ('"fastgen>=7,<8"', "requires fastgen >=7,<8, and this is"),
+        ('"fastgen=1"', "cannot be read"),
+    ],
+)
+def test_version_bounds(tree: Path, subject: Any, dependencies: str, detail: str) -> None:
+    assert version_bounds(subject()).status == "pass"
+    edit(tree, '"fastgen>=0.1,<0.2"', dependencies, "pyproject.toml")
+    found = version_bounds(subject())
+    assert (found.status, detail in found.detail) == ("fail", True)
+    assert found.remedy == 'write dependencies = ["fastgen>=0.1,<0.2"] in pyproject.toml'
+
+
+def test_f1_plugin_that_ends_the_process(tree: Path, seen: Any) -> None:
+    edit(tree, "@fg.hookimpl", "import os\nos._exit(3)\n\n\n@fg.hookimpl")
+    (found,) = loads(seen("registry"))
+    assert (found.status, "ended with exit code 3" in found.detail) == ("fail", True)
+
+
+@pytest.mark.slow
+def test_clash_with_a_built_in_is_seen(tree: Path, seen: Any) -> None:
     edit(tree, '"FooForCausalLM"', '"LlamaForCausalLM"')
-    edit(tree, '"FooForCausalLM"', '"LlamaForCausalLM"', "pyproject.toml")
-    facts = check(tree, "--skip-conformance")
-    assert facts["passed"]
-    assert facts["clashes"]["status"] == "warn"
-    assert "LlamaForCausalLM clashes with llama here" in facts["clashes"]["detail"]
+    assert seen("registry")["plugins"]["foo"]["clashes"] == [["LlamaForCausalLM", "clashes with llama"]]
 
 
 # ---- its tests -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_plugin_without_tests_is_told_what_to_write(tree: Path) -> None:
-    facts = check(tree)
-    assert failing(facts) == {"tests"}
-    assert "class TestMine(ModelConformance)" in facts["tests"]["remedy"]
+def test_plugin_without_tests_is_told_what_to_write(subject: Any, tmp_path: Path) -> None:
+    findings, _ = check_conformance(subject(), ["FooForCausalLM"], tmp_path)
+    assert [(found.check, found.status) for found in findings] == [("tests", "fail")]
+    assert "class TestMine(ModelConformance)" in findings[0].remedy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("body", "status", "detail"), [("True", "pass", "1 passed"), ("False", "fail", "exit code 1")])
-def test_tests_run_and_the_kit_is_missed(tree: Path, body: str, status: str, detail: str) -> None:
-    write(tree / "tests" / "test_foo.py", f"import fastgen_foo\n\ndef test_foo():\n    assert {body}\n")
-    facts = check(tree)
-    assert facts["tests"]["status"] == status
-    assert detail in facts["tests"]["detail"]
-    assert facts["conformance"]["detail"] == "no test of the conformance kit ran"
+def test_failing_tests_show_how(tree: Path, subject: Any, tmp_path: Path) -> None:
+    write(tree / "tests" / "test_foo.py", "def test_foo():\n    assert 'this' == 'that'\n")
+    findings, _ = check_conformance(subject(), [], tmp_path)
+    assert [(found.check, found.status) for found in findings] == [("tests", "fail"), ("conformance", "skip")]
+    assert "assert 'this' == 'that'" in findings[0].detail
+
+
+CHECKS = {"prefill": "pass", "fault: gate and up swapped": "pass"}
+
+
+@pytest.mark.parametrize(
+    ("checks", "complete", "status", "detail"),
+    [
+        (CHECKS, True, "pass", "1/1 faults"),
+        (CHECKS, False, "fail", "partial"),
+        ({**CHECKS, "decode": "fail"}, True, "fail", "failed: decode[plain]"),
+        ({"prefill": "pass"}, True, "fail", "0/0 faults"),
+    ],
+)
+def test_reports(checks: dict[str, str], complete: bool, status: str, detail: str) -> None:
+    report = Conformance("fastgen_foo", complete=complete, cases={"plain": Case("FooForCausalLM", checks)})
+    (found,) = judge({"fastgen_foo": report}, ["FooForCausalLM"])
+    assert (found.status, detail in found.detail) == (status, True)
+    (*_, untested) = judge({"fastgen_foo": report}, ["FooForCausalLM", "BarForCausalLM"])
+    assert (untested.status, untested.detail) == ("fail", "no case for BarForCausalLM")
 
 
 # ---- reading sources -----------------------------------------------------------------------------------------------
@@ -299,17 +363,15 @@ def test_tests_run_and_the_kit_is_missed(tree: Path, body: str, status: str, det
         ('sys.modules["fastgen.core"]', ["imports fastgen.core"]),
         ("if TYPE_CHECKING:\n    from fastgen.core.engine import Engine", ["imports fastgen.core.engine"]),
         ("from fastgen.testing import TINY", ["imports fastgen.testing"]),
-        (
-            "from fastgen import api as fg\nfg.Decodr",
-            ["uses fastgen.api.Decodr, which is not there. Did you mean 'Decoder', 'Decode' or 'x'?"],
-        ),
+        ("from fastgen import api as fg\nfg.Decodr", ["uses fastgen.api.Decodr, which is not there. Did you mean"]),
+        ("from fastgen.api import Decodr", ["uses fastgen.api.Decodr, which is not there. Did you mean"]),
     ],
 )
 def test_source_rules(source: str, found: list[str]) -> None:
     seen = [what for _, what in offences(source.encode())]
     assert len(seen) == len(found)
     for one, other in zip(seen, found, strict=True):
-        assert one.partition(".  Did")[0].startswith(other.partition(" Did")[0])
+        assert one == other or ("Did you mean" in other and one.startswith(other))
 
 
 def test_tests_may_use_the_kit_and_what_users_use() -> None:

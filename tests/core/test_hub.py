@@ -13,13 +13,17 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+import torch
 from huggingface_hub import constants
+from safetensors.torch import load_file
 
 from fastgen.config import EngineConfig
 from fastgen.core import hub
 from fastgen.core.blueprint import draw
 from fastgen.core.source import ModelFiles, resolve
 from fastgen.errors import CheckpointError, ConfigError, FastgenError, ModelNotFoundError, UnsupportedModelError
+from fastgen.testing.adapters import random_lora
+from fastgen.testing.checkpoints import tiny_llama
 
 pytestmark = pytest.mark.slow
 
@@ -394,3 +398,61 @@ def test_cached_models_are_listed(model: FakeHub) -> None:
 def test_no_progress_bars_off_a_terminal(model: FakeHub, capfd: pytest.CaptureFixture[str]) -> None:
     whole()
     assert capfd.readouterr() == ("", "")
+
+
+# ---- adapters ------------------------------------------------------------------------------------------------------
+
+MODULES = {f"model.layers.{layer}.self_attn.q_proj": (32, 32) for layer in (0, 1)}
+
+
+def adapter(tmp_path: Path, *, binary: bool = False) -> dict[str, bytes]:
+    """The files of one, and what must not be fetched."""
+    directory = random_lora(tmp_path / "made", MODULES)
+    files = {path.name: path.read_bytes() for path in directory.iterdir()}
+    if binary:
+        torch.save(load_file(directory / hub.ADAPTER_WEIGHTS), directory / hub.ADAPTER_BIN)
+        del files[hub.ADAPTER_WEIGHTS]
+        files[hub.ADAPTER_BIN] = (directory / hub.ADAPTER_BIN).read_bytes()
+    return {**files, "README.md": b"hello", "optimizer.pt": b"pickle", "checkpoint-1/adapter_config.json": b"{}"}
+
+
+def test_an_adapter_by_name_is_fetched_once_and_alone(fake_hub, tmp_path):
+    model = tiny_llama(tmp_path / "tiny", tokenizer=False)
+    fake_hub.repositories["o/a"] = adapter(tmp_path)
+    for options in ({}, {"offline": True}, {}):
+        drawn = draw(model, EngineConfig(lora={"sql": "o/a"}, device="cpu", num_blocks=8, **options))
+        assert [target.module for target in drawn.loras[0].targets] == list(MODULES)
+        fake_hub.error = (500, "")  # from now on all is here
+    fetched = {line.rpartition("/")[2] for line in fake_hub.requests if line.startswith("GET /o/a/resolve")}
+    assert fetched == {hub.ADAPTER_CONFIG, hub.ADAPTER_WEIGHTS}
+
+
+def test_an_adapter_in_bin_format_by_name(fake_hub, tmp_path):
+    model = tiny_llama(tmp_path / "tiny", tokenizer=False)
+    fake_hub.repositories["o/a"] = adapter(tmp_path, binary=True)
+    config = {"lora": {"sql": "o/a"}, "device": "cpu", "num_blocks": 8}
+    with pytest.raises(CheckpointError, match=r"LoRA adapter 'sql' \(o/a\): it has adapter_model.bin only.*--load-bin"):
+        draw(model, EngineConfig(**config))
+    assert not any(line.endswith(hub.ADAPTER_BIN) for line in fake_hub.requests)
+    for _ in range(2):
+        assert draw(model, EngineConfig(**config, load_bin=True)).loras
+        fake_hub.error = (500, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("o/none", {}, "there is no model 'o/none' on the hub"),
+        ("o/none", {"offline": True}, "offline, and o/none is not in the hub's cache"),
+        ("o/m", {}, "it has no adapter_config.json, so it is no adapter"),
+        ("o/a b", {}, "neither a file or directory here nor a name on the hub"),
+        ("a", {}, "there is no such directory"),
+        ("a/b/c", {}, "there is no such directory"),
+    ],
+)
+def test_adapters_that_are_not_there(fake_hub, tmp_path, name, options, message):
+    model = tiny_llama(tmp_path / "tiny", tokenizer=False)
+    fake_hub.repositories["o/m"] = dict(SMALL)
+    with pytest.raises(FastgenError, match="LoRA adapter 'sql'") as caught:
+        draw(model, EngineConfig(lora={"sql": name}, device="cpu", num_blocks=8, **options))
+    assert message in str(caught.value)

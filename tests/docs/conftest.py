@@ -12,48 +12,76 @@ import pytest
 
 from fastgen.testing.distributions import FakeSite
 
-_CAPTIONED = re.compile(r"^`([\w./-]+)`[^\n`]*:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^(?:(In )?`([\w./-]+)`[^\n`]*:\n\n)?```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Console:
-    """One command (without its prompt), and the lines that the page prints below it."""
+class File:
+    """A file that the page prints whole."""
 
-    command: str
-    output: tuple[str, ...]
+    name: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """Lines to put in the place of others, once, in a file printed before."""
+
+    name: str
+    old: str
+    new: str
+
+    def apply(self, source: str) -> str:
+        assert source.count(self.old) == 1, f"{self.name} has the changed lines {source.count(self.old)} times"
+        return source.replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command (without its prompt), and what the page prints below it."""
+
+    line: str
+    output: str
+
+    def assert_printed(self, real: str) -> None:
+        """Every piece of the printed output between dots is in the real one, in this order, whatever the spacing."""
+        rest = _spaced(real)
+        for piece in map(_spaced, self.output.split("...")):
+            assert piece in rest, f"$ {self.line}\nprints nothing like\n{piece}\n(in this order) but\n{real}"
+            rest = rest[rest.index(piece) + len(piece) :]
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text.split())
 
 
 class Page:
-    """A page of `docs/`. A code block whose caption is a line like ```` `package/module.py`: ```` is that file; in
-    ``console`` blocks a line after ``$`` is a command and what follows is its output."""
+    """A page of `docs/`. A code block after a line ```` `package/module.py`: ```` is that file; a ``diff`` after a line
+    ```` In `package/module.py`: ```` changes it; in ``console`` blocks a line after ``$`` is a command, and what
+    follows is its output."""
 
     def __init__(self, path: Path) -> None:
         self.text = path.read_text(encoding="utf-8")
 
-    def versions(self, file: str) -> list[str]:
-        """Every version of one file that the page prints, in order."""
-        found = [source for name, source in _CAPTIONED.findall(self.text) if name == file]
-        assert found, f"the page prints no {file}"
-        return found
-
-    def file(self, file: str) -> str:
-        """The one version of a file."""
-        (source,) = self.versions(file)
-        return source
+    @property
+    def steps(self) -> Iterator[File | Change | Command]:
+        """In the page's order."""
+        for inside, name, language, content in _BLOCK.findall(self.text):
+            if language == "console":
+                for part in re.split(r"^\$ ", content, flags=re.MULTILINE)[1:]:
+                    line, _, output = part.partition("\n")
+                    yield Command(line, output)
+            elif inside:
+                lines = [(line[:1], line[1:]) for line in content.splitlines(keepends=True)]
+                old, new = ("".join(text for sign, text in lines if sign in f" {which}") for which in "-+")
+                yield Change(name, old, new)
+            elif name:
+                yield File(name, content)
 
     @property
-    def files(self) -> list[str]:
-        return [name for name, _ in _CAPTIONED.findall(self.text)]
-
-    @property
-    def consoles(self) -> list[Console]:
-        found = []
-        for block in _CONSOLE.findall(self.text):
-            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-                command, _, output = part.partition("\n")
-                found.append(Console(command, tuple(line for line in output.splitlines() if line.strip())))
-        return found
+    def files(self) -> dict[str, str]:
+        """``{name: source}`` of the files that the page prints."""
+        return {step.name: step.source for step in self.steps if isinstance(step, File)}
 
 
 @pytest.fixture

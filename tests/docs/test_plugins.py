@@ -46,7 +46,7 @@ def install(page: Callable[[str], Any], site: FakeSite, monkeypatch: pytest.Monk
 
     def install(*names: str, **changes: Any) -> Registry:
         for name in names:
-            modules = {module: page("Plugins.md").file(f"{module}.py") for module in PLUGINS[name]}
+            modules = {module: page("Plugins.md").files[f"{module}.py"] for module in PLUGINS[name]}
             site.add(f"fastgen-{name}", entries={name: PLUGINS[name][0]}, modules=modules, **changes)
         if "FASTGEN_PLUGINS" not in os.environ:  # whatever else this environment has
             monkeypatch.setenv("FASTGEN_PLUGINS", ",".join(["fastgen", *names]))
@@ -102,7 +102,7 @@ def test_model_example_equals_transformers(install: Callable[..., Registry], tmp
 
 
 def test_model_examples_pyproject(page: Callable[[str], Any], install: Callable[..., Registry]) -> None:
-    project = tomllib.loads(page("Plugins.md").file("pyproject.toml"))["project"]
+    project = tomllib.loads(page("Plugins.md").files["pyproject.toml"])["project"]
     assert project["entry-points"]["fastgen"] == {"arcee": "fastgen_arcee"}
     plugins = install("arcee", version=project["version"], requires=project["dependencies"])
     assert plugins.record("arcee").status == "loaded"

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from fastgen.core.plugin import registry
 from fastgen.core.weight_map import split_qkv
+from fastgen.errors import UnsupportedModelError
 from fastgen.testing import ModelConformance
 from fastgen.testing.driver import load_decoder
 
@@ -33,6 +34,7 @@ LAYOUTS = {
     },
 }
 ALIBI = {"model_type": "falcon", "multi_query": False, "alibi": True, "parallel_attn": False, "bias": True}
+SIX_HEADS = {**ALIBI, "num_attention_heads": 6, "hidden_size": 48, "activation": "relu"}
 OPTIONAL = {
     *("activation", "alibi", "bias", "ffn_hidden_size", "layer_norm_epsilon", "max_position_embeddings", "multi_query"),
     *("new_decoder_architecture", "num_kv_heads", "num_ln_in_parallel_attn", "parallel_attn", "rope_parameters"),
@@ -53,7 +55,7 @@ class TestFalcon(ModelConformance):
 
 class TestFalconALiBi(ModelConformance):
     entry = "fastgen.models.falcon"
-    hf_config = {"1b": ALIBI, "six_heads": {**ALIBI, "num_attention_heads": 6, "hidden_size": 48}}
+    hf_config = {"1b": ALIBI, "six_heads": SIX_HEADS}
     reference = staticmethod(by_sdpa)
 
 
@@ -132,15 +134,13 @@ def test_the_7b_of_the_hub_writes_a_key_count_that_it_does_not_use(save, prompt)
 @pytest.mark.parametrize("chunk", [1, 5, 16])
 def test_a15_six_heads_in_chunks(save, prompt, chunk):
     """Slopes of six heads, 1/4, 1/16, 1/64, 1/256, 1/2, 1/8; biases by absolute positions, however the prompt is cut."""
-    saved = save(**ALIBI, num_attention_heads=6, hidden_size=48)
+    saved = save(**SIX_HEADS)
     scores = next(load_decoder(saved.directory).attentions()).scores
     assert scores.slopes == tuple(slope * 8**-0.5 for slope in (1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8))
     assert (saved.logits(prompt, chunk) - saved.expected(prompt, "sdpa")).abs().max() < 1e-4
 
 
 def test_a_residual_behind_the_norm_is_refused(save):
-    from fastgen.errors import UnsupportedModelError
-
     saved = save(**LAYOUTS["7b"])
     saved.config = saved.config | {"apply_residual_connection_post_layernorm": True}
     with pytest.raises(UnsupportedModelError, match="apply_residual_connection_post_layernorm = True"):

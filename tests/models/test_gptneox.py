@@ -44,10 +44,10 @@ def test_a11_the_published_file(save, prompt):
         {"partial_rotary_factor": 0.5, "rope_theta": 123},
         {},
     ],
-    ids=["transformers 4", "both names", "names it does not read", "neither"],
+    ids=["transformers 4", "both names", "names of other families", "neither"],
 )
 def test_which_name_of_the_rope_counts(save, prompt, keys):
-    """Its own names come first where two disagree, as in transformers; a quarter and 10000 where neither is there."""
+    """Only its own names, as in transformers; a quarter and 10000 where they are absent."""
     saved = save(**PYTHIA)
     saved.config = {key: value for key, value in saved.config.items() if key != "rope_parameters"} | keys
     assert (saved.logits(prompt) - saved.expected(prompt)).abs().max() < 1e-4

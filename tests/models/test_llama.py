@@ -1,62 +1,61 @@
-"""Llama's logits equal transformers', for every way of cutting the work into passes."""
+"""Llama: every rope type, both kinds of biases, and heads of all numbers and widths."""
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from fastgen.core.layers import Rope
+from fastgen.errors import CheckpointError, UnsupportedModelError
+from fastgen.testing import ModelConformance
 from fastgen.testing.checkpoints import tiny_llama
 from fastgen.testing.driver import HandDriver, load_decoder
 
 TOLERANCE = 1e-4
 BLOCK = 4
-YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
-
-VARIANTS = {
-    "plain": {},
-    "attention_bias": {"attention_bias": True},
-    "mlp_bias": {"mlp_bias": True},
-    "both_biases": {"attention_bias": True, "mlp_bias": True},
-    "head_dim_16": {"head_dim": 16},
-    "tied": {"tie_word_embeddings": True},
-    "multi_query": {"num_key_value_heads": 1},
-    "multi_head": {"num_key_value_heads": 4},
-    "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}},
-    "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
-    "llama3": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-            "rope_theta": 500000.0,
-        }
-    },
-    "yarn": {"rope_parameters": YARN},
-    "yarn_attention_factor": {"rope_parameters": {**YARN, "attention_factor": 1.0}},
-    "yarn_mscale": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
-    "dynamic_within": {
-        "max_position_embeddings": 64,
-        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
-    },
-    "dynamic_beyond": {
-        "max_position_embeddings": 16,
-        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
-    },
-}
+LLAMA = {"model_type": "llama"}
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
-def pair(request, tmp_path_factory):
-    """A variant's (decoder, transformers model)."""
-    directory = tiny_llama(tmp_path_factory.mktemp("llama"), tokenizer=False, **VARIANTS[request.param])
-    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
-    return load_decoder(directory), reference.eval()
+def rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {**LLAMA, "rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **parameters}}
+
+
+YARN = {"factor": 16.0, "original_max_position_embeddings": 32}
+
+
+class TestLlama(ModelConformance):
+    entry = "fastgen.models.llama"
+    hf_config: ClassVar = {
+        "plain": LLAMA,
+        "tied": {**LLAMA, "tie_word_embeddings": True},
+        "attention_bias": {**LLAMA, "attention_bias": True},
+        "mlp_bias": {**LLAMA, "mlp_bias": True},
+        "both_biases": {**LLAMA, "attention_bias": True, "mlp_bias": True},
+        "head_dim_16": {**LLAMA, "head_dim": 16},
+        "multi_query": {**LLAMA, "num_key_value_heads": 1},
+        "multi_head": {**LLAMA, "num_key_value_heads": 4},
+        "theta": rope("default", rope_theta=100_000.0),
+        "linear": rope("linear", factor=4.0),
+        "llama3": rope(
+            "llama3",
+            rope_theta=500_000.0,
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+        "yarn": rope("yarn", **YARN),
+        "yarn_attention_factor": rope("yarn", **YARN, attention_factor=1.0),
+        "yarn_mscale": rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.5),
+        "yarn_betas": rope("yarn", **YARN, beta_fast=8.0, beta_slow=2.0, truncate=False),
+        "dynamic": {**rope("dynamic", factor=4.0), "max_position_embeddings": 16},
+    }
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -66,59 +65,12 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 @torch.inference_mode()
 def expected(reference, ids: list[int]) -> torch.Tensor:
-    reference(torch.tensor([ids[:1]]))  # a short call: the dynamic rope type forgets the longer ones before it
     return reference(torch.tensor([ids])).logits[0]
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
     assert got.shape == want.shape
     assert (got - want).abs().max() <= TOLERANCE
-
-
-@pytest.mark.parametrize("length", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 5)), 40])
-def test_prefill(pair, length):
-    decoder, reference = pair
-    driver = HandDriver(decoder, block_size=BLOCK)
-    ids = tokens(length)
-    assert_close(driver.read(driver.add(ids), length), expected(reference, ids))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, BLOCK - 1, BLOCK, BLOCK + 1, 7])
-@pytest.mark.parametrize("shuffle", [None, 3])
-def test_chunks(pair, chunk, shuffle):
-    decoder, reference = pair
-    driver = HandDriver(decoder, block_size=BLOCK, shuffle=shuffle)
-    ids = tokens(22)
-    assert_close(driver.read(driver.add(ids), chunk), expected(reference, ids))
-
-
-@pytest.mark.slow
-def test_prefill_then_decode(pair):
-    decoder, reference = pair
-    driver = HandDriver(decoder, block_size=BLOCK)
-    ids = tokens(30)
-    sequence = driver.add(ids)
-    rows = [*driver.run([(sequence, 18)]), *(driver.run([(sequence, 1)])[0] for _ in range(12))]
-    assert_close(torch.cat(rows), expected(reference, ids))
-
-
-@pytest.mark.slow
-def test_ragged_mixture(pair):
-    """Decodes of unlike lengths, prompt pieces and whole prompts in one pass, in any order, with scattered blocks."""
-    decoder, reference = pair
-    driver = HandDriver(decoder, block_size=BLOCK, shuffle=5)
-    rng = random.Random(1)
-    sequences = [driver.add(tokens(length, seed=length)) for length in (1, 2, 6, 9, 13, 21, 33, 48)]
-    rows: dict[int, list[torch.Tensor]] = {i: [] for i in range(len(sequences))}
-    while pending := [s for s in sequences if s.num_computed < len(s.tokens)]:
-        rng.shuffle(pending)
-        work = [(s, rng.choice([1, 1, 1, min(5, r), r])) for s in pending if (r := len(s.tokens) - s.num_computed)]
-        work = work[: rng.randint(1, len(work))]
-        for (sequence, _), logits in zip(work, driver.run(work), strict=True):
-            rows[sequences.index(sequence)].append(logits)
-    for i, sequence in enumerate(sequences):
-        assert_close(torch.cat(rows[i]), expected(reference, sequence.tokens))
 
 
 def test_a6_dynamic_does_not_leak(tmp_path):
@@ -139,32 +91,70 @@ def test_a6_dynamic_does_not_leak(tmp_path):
     assert decoder.regime(8) == () != decoder.regime(30)
 
 
-@pytest.mark.parametrize("fault", ["block_table", "rope_pairing", "kv_head"])
-def test_planted_faults_are_caught(tmp_path, monkeypatch, fault):
-    """Negative controls: the comparison above fails when the model is wrong."""
-    directory = tiny_llama(tmp_path, tokenizer=False)
+def test_a6_dynamic_keeps_the_base_of_the_prompt(tmp_path):
+    """The base is chosen from the prompt's length and kept while the answer grows past it."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    directory = tiny_llama(tmp_path, tokenizer=False, max_position_embeddings=16, rope_parameters=rope)
+    ids, driver = tokens(30), HandDriver(load_decoder(directory))
+    sequence = driver.add(ids, num_prompt=12)
+    grown = torch.cat([*driver.run([(sequence, 12)]), *(driver.run([(sequence, 1)])[0] for _ in range(18))])
+    plain = load_decoder(tiny_llama(tmp_path / "plain", tokenizer=False))  # the same weights, no scaling
+    other = HandDriver(plain)
+    assert_close(grown, other.read(other.add(ids), 30))
+    whole = HandDriver(load_decoder(directory))
+    assert (whole.read(whole.add(ids), 30) - grown).abs().max() > 100 * TOLERANCE  # as a prompt it has another base
+
+
+@pytest.mark.parametrize(
+    ("flag", "modules"),
+    [
+        ("attention_bias", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ("mlp_bias", {"gate_proj", "up_proj", "down_proj"}),
+    ],
+)
+def test_a9_each_flag_names_its_biases(tmp_path: Path, flag: str, modules: set[str]) -> None:
+    """Biases of about 3, so that one left out would change the best token."""
+    directory = tiny_llama(tmp_path, tokenizer=False, **{flag: True})
+    tensors = load_file(directory / "model.safetensors")
+    assert {name.split(".")[-2] for name in tensors if name.endswith("bias")} == modules
+    loud = {name: tensor * (3 if name.endswith("bias") else 1) for name, tensor in tensors.items()}
+    save_file(loud, directory / "model.safetensors", metadata={"format": "pt"})
     reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    decoder = load_decoder(directory)
-    driver = HandDriver(decoder, block_size=BLOCK)
-    sequence = driver.add(tokens(22))
-    if fault == "rope_pairing":
-        for rope in (module for module in decoder.modules() if isinstance(module, Rope)):
-            right = rope._rotary
-            monkeypatch.setattr(
-                rope,
-                "_rotary",
-                lambda x, cos, sin, right=right: right(
-                    x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), cos, sin
-                ),
-            )
-    first = driver.run([(sequence, 9)])
-    if fault == "block_table":
-        driver.builder._table[sequence.slot, 1] = driver._blocks[0]  # somebody else's
-    if fault == "kv_head":
-        for cache in driver.builder.caches:
-            cache.keys.copy_(cache.keys.flip(2))
-    got = torch.cat([*first, *driver.run([(sequence, 13)])])
-    assert (got - expected(reference, sequence.tokens)).abs().max() > 100 * TOLERANCE
+    want = expected(reference, tokens(22))
+    driver = HandDriver(load_decoder(directory))
+    assert_close(driver.read(driver.add(tokens(22)), 22), want)
+    for module in modules:
+        quiet = {name: tensor * (not name.endswith(f"{module}.bias")) for name, tensor in loud.items()}
+        save_file(quiet, directory / "model.safetensors", metadata={"format": "pt"})
+        driver = HandDriver(load_decoder(directory))
+        assert (driver.read(driver.add(tokens(22)), 22).argmax(-1) != want.argmax(-1)).any(), module
+
+
+def test_a9_a_bias_that_the_config_denies_is_refused(tmp_path: Path) -> None:
+    directory = tiny_llama(tmp_path, tokenizer=False)
+    tensors = load_file(directory / "model.safetensors")
+    extra = "model.layers.0.self_attn.q_proj.bias"
+    save_file({**tensors, extra: torch.zeros(32)}, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=extra):
+        load_decoder(directory)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"sliding_window": 4}, "sliding_window = 4"),
+        ({"logits_scaling": 8.0}, "logits_scaling = 8.0"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "'gptq'"),
+    ],
+)
+def test_refused(tmp_path: Path, fields: dict[str, Any], named: str) -> None:
+    """What would change the maths and has no part here is refused by its name."""
+    directory = tiny_llama(tmp_path, tokenizer=False)
+    raw = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**raw, **fields}))
+    with pytest.raises(UnsupportedModelError, match=named):
+        load_decoder(directory)
 
 
 def test_stale_cache_values_cannot_reach_a_neighbour(tmp_path):

@@ -35,14 +35,22 @@ class TestOlmo2(ModelConformance):
     entry = "fastgen.models.olmo2"
     hf_config = {
         "plain": {"model_type": "olmo2"},
-        "bias": {"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": True, "rms_norm_eps": 1e-6},
+        "bias": {"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": True, "rms_norm_eps": 1e-3},
     }
 
 
 class TestOlmo3(ModelConformance):
     entry = "fastgen.models.olmo2"
     hf_config = {
-        "sliding": {"model_type": "olmo3", "sliding_window": 8, "layer_types": KINDS},
+        "sliding": {
+            "model_type": "olmo3",
+            "sliding_window": 8,
+            "layer_types": KINDS,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
         "yarn": {
             "model_type": "olmo3",
             "sliding_window": 6,

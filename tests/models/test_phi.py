@@ -20,5 +20,6 @@ class TestPhi(ModelConformance):
 def test_a_tied_head_is_refused(save):
     saved = save(model_type="phi")
     saved.config = saved.config | {"tie_word_embeddings": True}
+    saved.tensors = {name: tensor for name, tensor in saved.tensors.items() if name != "lm_head.weight"}
     with pytest.raises(UnsupportedModelError, match="tie_word_embeddings = True"):
         saved.logits([5])

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from fastgen.core.hf_config import read_raw_config
-from fastgen.errors import CheckpointError
+from fastgen.errors import CheckpointError, ConfigError
 from fastgen.testing import TINY, ModelConformance
 from fastgen.testing.checkpoints import tiny_checkpoint
 from fastgen.testing.driver import HandDriver, load_decoder
@@ -75,8 +75,6 @@ def test_a9_biases_the_family_has_or_has_not(tmp_path: Path) -> None:
 
 def test_a_window_that_says_two_things_is_refused(tmp_path: Path) -> None:
     """Layer types that slide beside a switch that is off: transformers cannot run it either."""
-    from fastgen.errors import ConfigError
-
     directory = tiny_checkpoint(tmp_path, Qwen2Config(**TINY), tokenizer=False)
     raw = {**read_raw_config(directory), "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
     (directory / "config.json").write_text(json.dumps(raw))
@@ -84,4 +82,4 @@ def test_a_window_that_says_two_things_is_refused(tmp_path: Path) -> None:
         load_decoder(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with pytest.raises(ValueError, match="sliding_window"):
-        model(torch.tensor([IDS]))
+        model(torch.tensor([IDS]), use_cache=False)

@@ -62,4 +62,3 @@ def test_a8_head_dim(tmp_path: Path) -> None:
     (directory / "config.json").write_text(json.dumps(raw))
     with pytest.raises(CheckpointError, match=r"q_proj\.weight is \[64, 32\], the model wants \[512, 32\]"):
         draw(directory, options)
-

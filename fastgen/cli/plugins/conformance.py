@@ -17,7 +17,7 @@ from fastgen.core.plugin.conformance import Conformance, read_conformance, read_
 from fastgen.core.plugin.loader import normalise
 from fastgen.errors import PluginError
 
-__all__ = ["check_conformance"]
+__all__ = ["check_conformance", "judge"]
 
 TAIL = 30
 """Lines of pytest's output that are shown when it fails."""
@@ -50,7 +50,7 @@ def check_conformance(
     click.echo(f"running the tests of {subject.distribution} ...", err=True)
     run = _pytest(subject, tests, report)
     found = read_report(report) if report.is_file() else {}
-    return [_tests(run), *_cases(found, architectures, fresh=True)], found
+    return [_tests(run), *judge(found, architectures, fresh=True)], found
 
 
 def _pytest(subject: Subject, tests: Sequence[Path], report: Path) -> subprocess.CompletedProcess[str]:
@@ -81,7 +81,8 @@ def _tests(run: subprocess.CompletedProcess[str]) -> Finding:
     )
 
 
-def _cases(found: dict[str, Conformance], architectures: Sequence[str], *, fresh: bool) -> list[Finding]:
+def judge(found: dict[str, Conformance], architectures: Sequence[str], *, fresh: bool = True) -> list[Finding]:
+    """Whether the kit's reports speak for the plugin. ``fresh``: they are of tests that ran now, and all of them."""
     if not architectures:
         return [skipped("conformance", "it claims no architecture by name")]
     if not found:
@@ -126,7 +127,7 @@ def _shipped(subject: Subject, architectures: Sequence[str]) -> tuple[list[Findi
             "check its source tree; authors: `pytest -p fastgen.testing.plugin --conformance-beside` before building"
         )
         return [warned("conformance", text, remedy)], {}
-    findings = _cases(found, architectures, fresh=False)
+    findings = judge(found, architectures, fresh=False)
     for module, report in found.items():
         if report.version != subject.version:
             text = f"{module}: the report it came with is of version {report.version}, and this is {subject.version}"

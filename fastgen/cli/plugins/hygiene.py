@@ -5,45 +5,59 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fastgen
 from fastgen.cli.plugins.findings import Finding, failed, passed, skipped, warned
-from fastgen.cli.plugins.probe import HEAVY
+from fastgen.cli.plugins.probe import HEAVY, PROBES
 from fastgen.cli.plugins.source_rules import offences
 from fastgen.cli.plugins.subject import Subject
 from fastgen.core.plugin.bounds import admits, bounds
 from fastgen.core.plugin.loader import normalise
 
-__all__ = ["check_hygiene"]
+__all__ = [
+    "check_hygiene",
+    "keywords",
+    "light",
+    "loads",
+    "probe",
+    "references",
+    "sources",
+    "spawn",
+    "twice",
+    "version_bounds",
+]
 
 SHOWN = 5
 
 
 def check_hygiene(subject: Subject, workspace: Path) -> tuple[list[Finding], list[str]]:
     """Every finding, and the architectures that the plugin claims. Runs the plugin, in processes of its own."""
-    facts = _probe(subject, "registry", workspace)
+    with ThreadPoolExecutor() as pool:  # each waits for a process
+        seen = {name: pool.submit(probe, subject, name, workspace) for name in PROBES}
+    facts = seen["registry"].result()
     plugins: dict[str, Any] = facts.get("plugins", {})
-    architectures = list(dict.fromkeys(name for seen in plugins.values() for name in seen["architectures"]))
-    loads = bool(plugins) and all(seen["status"] == "loaded" for seen in plugins.values())
-    findings = [_version_bounds(subject), *_loads(facts)]
-    findings += [_light(subject, _probe(subject, "light", workspace)), *_sources(subject)]
-    if loads:
-        findings += [_twice(plugins), _spawn(facts), _references(_probe(subject, "references", workspace))]
-        findings += [_keywords(subject, architectures), *_clashes(plugins)]
+    architectures = list(dict.fromkeys(name for one in plugins.values() for name in one["architectures"]))
+    loaded = bool(plugins) and all(one["status"] == "loaded" for one in plugins.values())
+    findings = [version_bounds(subject), *loads(facts)]
+    findings += [light(subject, seen["light"].result()), *sources(subject)]
+    if loaded:
+        findings += [twice(plugins), spawn(facts), references(seen["references"].result())]
+        findings += [keywords(subject, architectures), *_clashes(plugins)]
     else:
         rest = ("twice", "spawn", "references", "keywords")
         findings += [skipped(check, "not tried, since the plugin does not load") for check in rest]
     return findings, architectures
 
 
-def _probe(subject: Subject, probe: str, workspace: Path) -> dict[str, Any]:
+def probe(subject: Subject, name: str, workspace: Path) -> dict[str, Any]:
     """What a probe saw; ``{"died": text}`` where its process came to an end before it could say."""
-    out = workspace / f"{probe}.json"
+    out = workspace / f"{name}.json"
     pairs = [f"{entry.plugin}={entry.value}" for entry in subject.entries]
     roots = json.dumps([str(root) for root in subject.roots])
-    run = subject.run(["-m", "fastgen.cli.plugins.probe", probe, str(out), roots, *pairs], cwd=workspace)
+    run = subject.run(["-m", "fastgen.cli.plugins.probe", name, str(out), roots, *pairs], cwd=workspace)
     if run.returncode or not out.is_file():
         lines = [line for line in run.stderr.splitlines() if line.strip()]
         return {"died": f"the process ended with exit code {run.returncode}: {lines[-1] if lines else 'no message'}"}
@@ -64,7 +78,8 @@ def _series() -> str:
     )
 
 
-def _version_bounds(subject: Subject) -> Finding:
+def version_bounds(subject: Subject) -> Finding:
+    """The distribution requires fastgen, this version among others, and not every later one."""
     if normalise(subject.distribution) == "fastgen":
         return skipped("versions", "part of fastgen itself")
     write = f'write dependencies = ["{_series()}"] in pyproject.toml'
@@ -83,7 +98,8 @@ def _version_bounds(subject: Subject) -> Finding:
     return passed("versions", f"fastgen {specifier}; this is {fastgen.__version__}")
 
 
-def _keywords(subject: Subject, architectures: list[str]) -> Finding:
+def keywords(subject: Subject, architectures: list[str]) -> Finding:
+    """The distribution's keywords name the architectures, which must be known when it does not load."""
     if not architectures:
         return skipped("keywords", "it claims no architecture by name")
     if normalise(subject.distribution) == "fastgen":
@@ -103,7 +119,7 @@ def _keywords(subject: Subject, architectures: list[str]) -> Finding:
 # ---- sources -------------------------------------------------------------------------------------------------------
 
 
-def _sources(subject: Subject) -> Iterator[Finding]:
+def sources(subject: Subject) -> Iterator[Finding]:
     """Only `fastgen.api` is imported of fastgen, by every module of the plugin."""
     if not subject.roots:
         yield failed(
@@ -134,7 +150,8 @@ def _sources(subject: Subject) -> Iterator[Finding]:
 # ---- behaviour -----------------------------------------------------------------------------------------------------
 
 
-def _loads(facts: dict[str, Any]) -> Iterator[Finding]:
+def loads(facts: dict[str, Any]) -> Iterator[Finding]:
+    """It is installed beside all others as fastgen loads them. ``facts``: of the probe "registry"."""
     if "died" in facts:
         yield failed(
             "loads", facts["died"], "an entry module defines hooks and does nothing else; take out what ends it"
@@ -151,7 +168,8 @@ def _loads(facts: dict[str, Any]) -> Iterator[Finding]:
         yield passed("loads", f"{name}: {claims} claim{'s' if claims != 1 else ''}")
 
 
-def _light(subject: Subject, facts: dict[str, Any]) -> Finding:
+def light(subject: Subject, facts: dict[str, Any]) -> Finding:
+    """``facts``: of the probe "light"."""
     remedy = (
         "import it inside the functions that need it; classes of parts live in a module of their own, imported inside "
         "build, and specs may name things lazily ('module:attribute')"
@@ -173,7 +191,8 @@ def _where(subject: Subject, where: str) -> str:
     return f"{subject.shown(Path(file))}:{line}"
 
 
-def _twice(plugins: dict[str, Any]) -> Finding:
+def twice(plugins: dict[str, Any]) -> Finding:
+    """``plugins``: of the probe "registry"."""
     wrong = [f"{name}: {seen['again']}" for name, seen in plugins.items() if seen.get("again")]
     if wrong:
         return failed(
@@ -184,7 +203,8 @@ def _twice(plugins: dict[str, Any]) -> Finding:
     return passed("twice", "registering it again changes nothing")
 
 
-def _spawn(facts: dict[str, Any]) -> Finding:
+def spawn(facts: dict[str, Any]) -> Finding:
+    """``facts``: of the probe "registry"."""
     if facts["spawn"]:
         return failed(
             "spawn",
@@ -194,7 +214,8 @@ def _spawn(facts: dict[str, Any]) -> Finding:
     return passed("spawn", "a spawned process has the same plugins")
 
 
-def _references(facts: dict[str, Any]) -> Finding:
+def references(facts: dict[str, Any]) -> Finding:
+    """``facts``: of the probe "references"."""
     wrong = [facts["died"]] if "died" in facts else facts["wrong"]
     if wrong:
         return failed(

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["HEAVY", "main"]
+__all__ = ["HEAVY", "PROBES", "main"]
 
 HEAVY = ("torch", "transformers", "triton")
 """What an entry module must not load: every command would wait for it."""

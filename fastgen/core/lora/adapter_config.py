@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastgen.core.hub import ADAPTER_CONFIG
 from fastgen.core.json_file import read_json_object
 from fastgen.errors import CheckpointError, UnsupportedModelError
 
-__all__ = ["CONFIG", "AdapterConfig", "read_adapter_config"]
-
-CONFIG = "adapter_config.json"
+__all__ = ["AdapterConfig", "read_adapter_config"]
 
 _READ = {
     "peft_type",
@@ -131,18 +130,18 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
         CheckpointError: there is no such file, or a value in it is not one.
         UnsupportedModelError: it asks for something that is not done here, which the message names.
     """
-    raw = read_json_object(directory / CONFIG, error=CheckpointError)
+    raw = read_json_object(directory / ADAPTER_CONFIG, error=CheckpointError)
     kind = raw.get("peft_type")
     if kind != "LORA":
         raise UnsupportedModelError(f"its peft_type is {kind!r}, and only LORA is supported; {_MERGE}")
     _refuse_what_is_not_done(raw)
-    layers = raw.get("layers_to_transform")
+    base, layers = raw.get("base_model_name_or_path"), raw.get("layers_to_transform")
     if not (layers is None or _is_count(layers) or (isinstance(layers, list) and all(map(_is_count, layers)))):
         raise _wrong("layers_to_transform", layers, "a layer's number or a list of them")
     return AdapterConfig(
         rank=_rank("r", raw.get("r")),
         alpha=_number("lora_alpha", raw.get("lora_alpha")),
-        rslora=bool(raw.get("use_rslora")),
+        rslora=_switch(raw, "use_rslora"),
         ranks={key: _rank(f"rank_pattern[{key!r}]", value) for key, value in _patterns(raw, "rank_pattern").items()},
         alphas={
             key: _number(f"alpha_pattern[{key!r}]", value) for key, value in _patterns(raw, "alpha_pattern").items()
@@ -151,8 +150,8 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
         exclude_modules=_modules(raw, "exclude_modules") or (),
         layers=frozenset([layers] if isinstance(layers, int) else layers) if layers not in (None, []) else None,
         layers_pattern=_strings(raw, "layers_pattern"),
-        fan_in_fan_out=bool(raw.get("fan_in_fan_out")),
-        base_model=raw.get("base_model_name_or_path") or None,
+        fan_in_fan_out=_switch(raw, "fan_in_fan_out"),
+        base_model=base if isinstance(base, str) and base else None,
     )
 
 
@@ -162,8 +161,8 @@ def _refuse_what_is_not_done(raw: Mapping[str, Any]) -> None:
             continue
         if key not in _NOT_DONE:
             raise UnsupportedModelError(
-                f"{CONFIG} sets {key} to {_short(value)}, which fastgen does not know, so it may change the answers. "
-                "If it only speaks of training, take it out of the file"
+                f"{ADAPTER_CONFIG} sets {key} to {_short(value)}, which fastgen does not know, so it may change the "
+                "answers. If it only speaks of training, take it out of the file"
             )
         raise UnsupportedModelError(f"{key} is {_short(value)}: {_NOT_DONE[key]}, which is not supported; {_MERGE}")
     if raw.get("bias") not in (None, "none"):
@@ -208,7 +207,14 @@ def _check_pattern(key: str, pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise CheckpointError(f"{CONFIG}: {key} holds {pattern!r}, no regular expression ({error})") from None
+        raise CheckpointError(f"{ADAPTER_CONFIG}: {key} holds {pattern!r}, no regular expression ({error})") from None
+
+
+def _switch(raw: Mapping[str, Any], key: str) -> bool:
+    value = raw.get(key) or False
+    if type(value) is not bool:
+        raise _wrong(key, value, "true or false")
+    return value
 
 
 def _rank(key: str, value: Any) -> int:
@@ -228,7 +234,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _wrong(key: str, value: Any, wanted: str) -> CheckpointError:
-    return CheckpointError(f"{CONFIG}: {key} is {_short(value)}, not {wanted}")
+    return CheckpointError(f"{ADAPTER_CONFIG}: {key} is {_short(value)}, not {wanted}")
 
 
 def _short(value: Any) -> str:

@@ -80,7 +80,7 @@ class Loras:
 
         Args:
             stream: the tokens of the pass.
-            logits: the rows that come to the head.
+            logits: the rows that come to the last norm and the head.
         """
         self._stream, self._logits = Rows.group(stream, self.device), Rows.group(logits, self.device)
         try:
@@ -89,7 +89,7 @@ class Loras:
             self._stream = self._logits = None
 
     def now(self, *, head: bool) -> Rows | None:
-        """The rows of the pass in flight, at the head or before it."""
+        """The rows of the pass in flight, at the last norm and the head or before them."""
         return self._logits if head else self._stream
 
 
@@ -121,7 +121,7 @@ class LoraLinear(nn.Module):
         self.in_features, self.out_features, self.slots = base.in_features, base.out_features, base.slots
         self.path = path
         self._loras = loras
-        self._head = path.partition(".")[0] == "head"
+        self._head = path.partition(".")[0] in ("norm", "head")  # these see the rows whose logits are wanted
         self._deltas: dict[str, _Delta] = {}
 
     def take(

@@ -7,8 +7,9 @@ name in ``target_modules`` that no module has is harmless: peft's lists often se
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ import torch
 from torch import nn
 
 from fastgen.core.checkpoint import Checkpoint
+from fastgen.core.hub import ADAPTER_CONFIG
 from fastgen.core.layers import Layer, Linear
-from fastgen.core.lora.adapter_config import CONFIG, AdapterConfig, read_adapter_config
+from fastgen.core.lora.adapter_config import AdapterConfig, read_adapter_config
+from fastgen.core.lora.files import find_adapter, open_factors
 from fastgen.core.lora.rows import RowMap, row_map
-from fastgen.core.weight_map import Destination, WeightMap
+from fastgen.core.weight_map import Destination, Transform, WeightMap
 from fastgen.errors import CheckpointError, FastgenError, UnsupportedModelError
 
 __all__ = ["LoraPlan", "LoraTarget", "plan_loras"]
-
-SAFETENSORS, BIN = "adapter_model.safetensors", "adapter_model.bin"
 
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 _WHOLE = re.compile(r"(?P<module>.+?)(?:\.base_layer)?\.weight")
@@ -78,20 +79,43 @@ class LoraPlan:
         return sum(torch.Size(self.files.tensors[name].shape).numel() for name in names)
 
 
-@dataclass(frozen=True)
 class _Model:
-    """What an adapter is matched with."""
+    """What adapters are matched with."""
 
-    layers: Mapping[str, Layer]
-    weights: WeightMap
-    config: Any
-    checkpoint: Checkpoint
-    name: str
+    def __init__(self, model: nn.Module, weights: WeightMap, config: Any, checkpoint: Checkpoint) -> None:
+        self.layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
+        self.weights, self.checkpoint = weights, checkpoint
+        self._config = config
+        self._row_maps: dict[tuple[Any, int, int], RowMap | None] = {}
 
+    @cached_property
     def modules(self) -> dict[str, str]:
         """The modules of the checkpoint, by their canonical names, with the name of their weight in its files."""
         renamed = self.weights.rename(self.checkpoint.tensors)
         return {to.removesuffix(".weight"): name for name, to in renamed.items() if to.endswith(".weight")}
+
+    @cached_property
+    def places(self) -> dict[str, Destination]:
+        """Where each of them goes."""
+        found = ((module, self.weights.find(f"{module}.weight")) for module in self.modules)
+        return {module: to for module, to in found if to is not None}
+
+    def linear(self, path: str) -> Linear | None:
+        """The part, if it is one that adapters can act on."""
+        layer = self.layers.get(path)
+        return layer if type(layer) is Linear and not _is_expert(path) else None
+
+    def canonical(self, modules: Iterable[str]) -> dict[str, str]:
+        """The names of an adapter's modules, as the weight map has them."""
+        renamed = self.weights.rename(f"{module}.weight" for module in modules)
+        return {old.removesuffix(".weight"): new.removesuffix(".weight") for old, new in renamed.items()}
+
+    def rows(self, transform: Transform, rows: int, columns: int) -> RowMap | None:
+        """As `row_map`, once for each size."""
+        key = (transform, rows, columns)
+        if key not in self._row_maps:
+            self._row_maps[key] = row_map(transform, self._config, rows, columns)
+        return self._row_maps[key]
 
 
 def plan_loras(
@@ -102,56 +126,38 @@ def plan_loras(
     config: Any,
     checkpoint: Checkpoint,
     model_name: str,
+    token: str | None = None,
+    offline: bool = False,
     load_bin: bool = False,
 ) -> list[LoraPlan]:
     """Check every adapter against the model.
 
     Args:
-        loras: the directory of each, by name.
+        loras: the directory of each, or its name on the hub, by the name it is served under.
         model: with its parts, and without memory.
         weights, config, checkpoint: what the model is loaded by, and from.
         model_name: what the user called it.
+        token, offline: for the hub.
         load_bin: accept factors in PyTorch's ``.bin`` format.
 
     Raises:
+        ModelNotFoundError: there is no such adapter.
         CheckpointError: an adapter's files are missing or damaged, hold a tensor that nothing takes, lack one, or do
             not fit the model.
         UnsupportedModelError: an adapter needs what is not done here.
     """
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
-    target = _Model(layers, weights, config, checkpoint, model_name)
-    return [_plan(name, Path(directory).expanduser(), target, load_bin) for name, directory in loras.items()]
-
-
-def _plan(name: str, directory: Path, model: _Model, load_bin: bool) -> LoraPlan:
-    try:
-        _check_directory(directory)
-        config = read_adapter_config(directory)
-        files = _open(directory, load_bin)
-        return LoraPlan(name, directory, files, _Matcher(config, files, model).targets(), _doubts(config, model.name))
-    except FastgenError as error:
-        raise type(error)(f"LoRA adapter {name!r} ({directory}): {error}") from error
-
-
-def _check_directory(directory: Path) -> None:
-    if not directory.is_dir():
-        hint = f"; `hf download {directory}` fetches one from the hub" if len(directory.parts) == 2 else ""
-        raise CheckpointError(f"there is no such directory{hint}")
-    if not (directory / CONFIG).is_file():
-        raise CheckpointError(f"it has no {CONFIG}, so it is no adapter in peft's format")
-
-
-def _open(directory: Path, load_bin: bool) -> Checkpoint:
-    if (directory / SAFETENSORS).is_file():
-        return Checkpoint.of_file(directory / SAFETENSORS)
-    if not (directory / BIN).is_file():
-        raise CheckpointError(f"it has no {SAFETENSORS}")
-    if not load_bin:
-        raise CheckpointError(
-            f"it has {BIN} only. That is a pickle, which can be made to run code, so it is loaded only if you say so: "
-            "load_bin=True (--load-bin); or convert it to safetensors"
-        )
-    return Checkpoint.of_file(directory / BIN)
+    target = _Model(model, weights, config, checkpoint)
+    plans = []
+    for name, place in loras.items():
+        try:
+            directory = find_adapter(place, token=token, offline=offline, load_bin=load_bin)
+            settings = read_adapter_config(directory)
+            files = open_factors(directory, load_bin=load_bin)
+            targets = _Matcher(settings, files, target).targets()
+        except FastgenError as error:
+            raise type(error)(f"LoRA adapter {name!r} ({place}): {error}") from error
+        plans.append(LoraPlan(name, directory, files, targets, _doubts(settings, model_name)))
+    return plans
 
 
 def _doubts(config: AdapterConfig, model_name: str) -> list[str]:
@@ -170,7 +176,6 @@ class _Matcher:
 
     def __init__(self, config: AdapterConfig, files: Checkpoint, model: _Model) -> None:
         self.config, self.files, self.model = config, files, model
-        self._row_maps: dict[tuple[Any, int, int], RowMap | None] = {}
 
     def targets(self) -> list[LoraTarget]:
         """What the adapter changes. Raises as `plan_loras`, without the adapter's name."""
@@ -198,12 +203,8 @@ class _Matcher:
         self._check_complete(targets)
         return targets
 
-    def _canonical(self, modules: Mapping[str, Any]) -> dict[str, str]:
-        renamed = self.model.weights.rename(f"{module}.weight" for module in modules)
-        return {old.removesuffix(".weight"): new.removesuffix(".weight") for old, new in renamed.items()}
-
     def _all(self, factors: Mapping[str, Mapping[str, str]]) -> list[LoraTarget]:
-        canonical = self._canonical(factors)
+        canonical = self.model.canonical(factors)
         targets = []
         unknown = []
         taken: dict[tuple[str, str], str] = {}
@@ -229,29 +230,32 @@ class _Matcher:
         return targets
 
     def _target(self, module: str, down: str, up: str, to: Destination) -> LoraTarget:
-        linear = self.model.layers[to.path]
-        if type(linear) is not Linear or _is_expert(to.path):
+        linear = self.model.linear(to.path)
+        if linear is None:
             raise UnsupportedModelError(
-                f"it changes {module}, which is no linear part that every token passes ({type(linear).__name__} "
-                f"{to.path}); that is not supported"
+                f"it changes {module}, which is no linear part that every token passes "
+                f"({type(self.model.layers[to.path]).__name__} {to.path}); that is not supported"
             )
         a, b, rank = self.files.tensors[down].shape, self.files.tensors[up].shape, self.config.rank_of(module)
         if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
             raise CheckpointError(f"the factors of {module} do not fit each other: A is {list(a)}, B is {list(b)}")
         if a[0] != rank:
             raise CheckpointError(
-                f"the factors of {module} have rank {a[0]}, and {CONFIG} says {rank} (r, or a rank_pattern)"
+                f"the factors of {module} have rank {a[0]}, and {ADAPTER_CONFIG} says {rank} (r, or a rank_pattern)"
             )
+        wanted = f"{linear.in_features} -> {linear.slots.get(to.slot) or linear.slots}"
+        extra = " (tokens were added to its vocabulary?)" if to.path == "head.proj" else ""
+        misfit = CheckpointError(f"its factors for {module} map {a[1]} -> {b[0]}, the model's {wanted}{extra}")
+        if a[1] != linear.in_features or b[0] > linear.out_features:
+            raise misfit
         slots, transposed = self._slots(b[0], a[1], to)
         if slots is None and sorted(self._stored(module)) == sorted((b[0], a[1])):
             raise UnsupportedModelError(
                 f"it changes {module}, and the model's weight map does more with that weight than move its rows"
             )
         sizes = {slot: b[0] if rows is None else len(rows) for slot, rows in (slots or {}).items()}
-        if slots is None or a[1] != linear.in_features or any(linear.slots.get(s) != n for s, n in sizes.items()):
-            wanted = f"{linear.in_features} -> {linear.slots.get(to.slot) or linear.slots}"
-            extra = " (tokens were added to its vocabulary?)" if to.path == "head.proj" else ""
-            raise CheckpointError(f"its factors for {module} map {a[1]} -> {b[0]}, the model's {wanted}{extra}")
+        if slots is None or any(linear.slots.get(slot) != size for slot, size in sizes.items()):
+            raise misfit
         if self.config.fan_in_fan_out and not transposed:
             raise UnsupportedModelError(
                 f"fan_in_fan_out says that weights are stored [in, out], and this model's {module} is stored [out, in]"
@@ -260,47 +264,38 @@ class _Matcher:
 
     def _stored(self, module: str) -> tuple[int, ...]:
         """The shape of its weight in the model's checkpoint."""
-        name = self.model.modules().get(self._canonical({module: None})[module])
+        name = self.model.modules.get(self.model.canonical([module])[module])
         return () if name is None else self.model.checkpoint.tensors[name].shape
 
     def _slots(self, rows: int, columns: int, to: Destination) -> tuple[dict[str, torch.Tensor | None] | None, bool]:
         """The rows of each slot, if they can be told, and whether the checkpoint stores the weight transposed."""
         if to.transform is None:
             return {to.slot: None}, False
-        key = (to.transform, rows, columns)
-        if key not in self._row_maps:
-            self._row_maps[key] = row_map(to.transform, self.model.config, rows, columns)
-        found = self._row_maps[key]
+        found = self.model.rows(to.transform, rows, columns)
         return (None, False) if found is None else ({**found.slots}, found.transposed)
 
     def _check_complete(self, targets: list[LoraTarget]) -> None:
         """By places, not names: a module may have one name in files and another in transformers' memory."""
         found = {(target.path, slot) for target in targets for slot in target.slots}
         lacking = []
-        for module in self.model.modules():
-            to = self.model.weights.find(f"{module}.weight")
-            layer = None if to is None else self.model.layers.get(to.path)
-            if to is None or type(layer) is not Linear or _is_expert(to.path):
+        for module, to in self.model.places.items():
+            linear = self.model.linear(to.path)
+            if linear is None:
                 continue
-            slots = [to.slot] if to.transform is None else layer.slots
+            slots = [to.slot] if to.transform is None else linear.slots
             if not any((to.path, slot) in found for slot in slots) and self.config.targets(module):
                 lacking.append(module)
         if lacking:
             more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
             raise CheckpointError(
-                f"its files are not whole: {CONFIG} targets {', '.join(lacking[:5])}{more}, and there are no tensors "
-                "for that"
+                f"its files are not whole: {ADAPTER_CONFIG} targets {', '.join(lacking[:5])}{more}, and there are no "
+                "tensors for that"
             )
 
     def _check_copies(self, whole: Mapping[str, str]) -> None:
         """peft saves the embedding and the head beside their factors, or where they were resized: fine if unchanged."""
-        canonical = self._canonical(whole)
-        modules = self.model.modules()
-        at = {}
-        for module, name in modules.items():
-            to = self.model.weights.find(f"{module}.weight")
-            if to is not None:
-                at[to.path] = name
+        canonical = self.model.canonical(whole)
+        at = {to.path: self.model.modules[module] for module, to in self.model.places.items()} if whole else {}
         for module, tensor in whole.items():
             to = self.model.weights.find(f"{canonical[module]}.weight")
             path = None if to is None else to.path

@@ -96,6 +96,15 @@ class ModelClaims:
         ]
         return sorted(rows, key=lambda row: (row.spec.fallback, row.architecture.lower(), row.plugin.name))
 
+    def on(self, name: str) -> list[ModelRow]:
+        """Every claim on one architecture, fallbacks' patterns too."""
+        specs = [*self._claims(name), *self._fallbacks(name)]
+        return [ModelRow(name, spec, self.loaded[spec.plugin], self._note(spec, name)) for spec in specs]
+
+    def absent(self, names: Sequence[str]) -> list[PluginRecord]:
+        """Plugins that failed or are switched off, and seem to serve one of these."""
+        return [r for r in self.records if r.status != "loaded" and set(names) & set(self.likely(r))]
+
     def _note(self, spec: ModelSpec, name: str) -> str:
         if spec.fallback:
             return "fallback"

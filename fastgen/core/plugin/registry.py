@@ -110,6 +110,14 @@ class Registry:
         """Every claim on every architecture and what becomes of it; fallbacks last, sorted by architecture."""
         return self._model_claims().rows()
 
+    def claims_on(self, architecture: str) -> list[ModelRow]:
+        """Every claim on one architecture and what becomes of it, fallbacks' patterns too."""
+        return self._model_claims().on(architecture)
+
+    def absent(self, architectures: Sequence[str]) -> list[PluginRecord]:
+        """Plugins that failed or are switched off, and seem to serve one of these."""
+        return self._model_claims().absent(architectures)
+
     def find_format(self, path: str | Path) -> CheckpointFormatSpec | None:
         """The format of a file, by the longest suffix that fits its name; ``None``: nobody's.
 

@@ -49,8 +49,11 @@ class TransformersConfig(fg.HFConfig):
         Raises:
             UnsupportedModelError: transformers has no class for it, or one that is no plain decoder.
         """
-        config, _ = resolve(raw)
+        config, model = resolve(raw)
         heads = _get(config, "num_attention_heads")
+        if not isinstance(heads, int):
+            told = "no number of attention heads" if heads is None else f"attention heads {heads!r}"
+            raise fg.UnsupportedModelError(f"{model.__name__} cannot run over fastgen's paged cache: it has {told}")
         hidden = _get(config, "hidden_size")
         fields = {
             "architectures": raw.get("architectures"),
@@ -105,7 +108,7 @@ def resolve(raw: Mapping[str, Any]) -> tuple[Any, type[Any]]:
         )
     found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     cls: type[Any] = found[0] if isinstance(found, tuple) else found
-    if cls.__name__.endswith("ForConditionalGeneration"):
+    if any(name.endswith("ForConditionalGeneration") for name in (cls.__name__, *names)):
         raise fg.UnsupportedModelError(
             f"{told} reads images or sound as well as text; fastgen serves decoders of text alone"
         )

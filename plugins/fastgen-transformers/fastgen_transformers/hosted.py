@@ -30,7 +30,13 @@ def build(config: TransformersConfig) -> HostedDecoder:
     """
     hosted, cls = resolve(config.raw)
     refuse(hosted, cls)
-    observed = _make(config, PROBE, torch.float32, torch.device("meta"))
+    try:
+        observed = _make(config, PROBE, torch.float32, torch.device("meta"))
+    except Exception as error:
+        raise fg.UnsupportedModelError(
+            f"{cls.__name__} cannot run over fastgen's paged cache: transformers does not build it with another "
+            f"attention function ({type(error).__name__}: {error})"
+        ) from error
     refuse(observed.config, cls, observed)
     calls = probe(observed, longest=config.max_position_embeddings)
     where = fg.parameter(0)  # of the dtype and on the device that parts are built with

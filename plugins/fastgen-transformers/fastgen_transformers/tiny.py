@@ -78,7 +78,7 @@ def tiny_config(model_type: str, **overrides: Any) -> Any:
     fields = _fields(cls)
     chosen = {name: value for name, value in _SIZES.items() if name in fields}
     if "kv_lora_rank" in fields:  # latent attention: as many keys as queries
-        chosen |= {name: 4 for name in ("num_key_value_heads",) if name in fields}
+        chosen |= {name: value for name, value in (("num_key_value_heads", 4), ("head_dim", 8)) if name in fields}
     chosen = {**chosen, **_SPECIAL.get(model_type, {}), **overrides}
     try:
         return cls(**dict.fromkeys(set(_TOKENS) & fields), **chosen)

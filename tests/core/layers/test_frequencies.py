@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPTNeoXConfig, LlamaConfig, PhiConfig, StableLmConfig
+from transformers import GPTNeoXConfig, LlamaConfig, Phi3Config, PhiConfig, StableLmConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi.modeling_phi import PhiRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
 
 from fastgen.core.hf_config import HFConfig
 from fastgen.core.layers.frequencies import inverse_frequencies
 from fastgen.core.rope_config import RopeConfig
-from fastgen.errors import UnsupportedModelError
+from fastgen.errors import ConfigError, UnsupportedModelError
 
 pytestmark = pytest.mark.slow
 
@@ -154,6 +155,64 @@ def test_a6_dynamic_base_follows_the_length_given(length: int) -> None:
     short = inverse_frequencies(config, 8)[0]
     assert torch.equal(ours, theirs)
     assert torch.equal(ours, short) == (length <= 16)
+
+
+LONGROPE = [
+    {"short_factor": [1.0 + 0.25 * n for n in range(8)], "long_factor": [2.0 + 3 * n for n in range(8)], **more}
+    for more in (
+        {},
+        {"attention_factor": 1.3},
+        {"attention_factor": None, "factor": None},
+        {"factor": 4.0},
+        {"factor": 0.5},
+        {"factor": 16.0, "attention_factor": 0.9},
+    )
+]
+
+
+@pytest.mark.parametrize("length", [None, 1, 32, 33, 500])
+@pytest.mark.parametrize("top_level", [None, 32, 64])
+def test_longrope(length: int | None, top_level: int | None) -> None:
+    """Factors of both lists by the length, and the attention factor: given, or of the factor, or of the two lengths
+    (the top level's original length before the dictionary's)."""
+    more = {} if top_level is None else {"original_max_position_embeddings": top_level}
+    for keys in LONGROPE:
+        rope = {"rope_type": "longrope", "original_max_position_embeddings": 32, **keys}
+        theirs_config = LlamaConfig(**raw_config(rope, 16, **more))
+        theirs, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs_config, seq_len=length)
+        config = HFConfig.from_raw(raw_config(rope, 16, **more)).rope
+        ours, attention_factor = inverse_frequencies(config, config.rotary_dim, sequence_length=length)
+        assert torch.equal(ours, theirs), keys
+        assert attention_factor == factor, keys
+
+
+def test_longrope_without_an_original_length_is_never_long() -> None:
+    """The length the model has stands for it."""
+    raw = raw_config({"rope_type": "longrope", **LONGROPE[0]}, 16)
+    config = HFConfig.from_raw(raw).rope
+    assert config.original_max_position_embeddings == 512
+    assert inverse_frequencies(config, 16)[1] == 1.0
+
+
+@pytest.mark.parametrize("partial", [0.25, 0.75])
+def test_longrope_of_a_part_of_the_head(partial: float) -> None:
+    pairs = int(32 * partial) // 2
+    rope = {"rope_type": "longrope", "short_factor": [1.5] * pairs, "long_factor": [4.0] * pairs}
+    raw = {**SIZES, "hidden_size": 128, "partial_rotary_factor": partial, "original_max_position_embeddings": 32}
+    theirs = Phi3Config(**raw, max_position_embeddings=512, rope_parameters=dict(rope))
+    expected = Phi3RotaryEmbedding(theirs)
+    for written in ({**raw, "rope_parameters": rope}, theirs.to_dict()):
+        config = HFConfig.from_raw({**written, "max_position_embeddings": 512}).rope
+        ours, attention_factor = inverse_frequencies(config, config.rotary_dim)
+        assert torch.equal(ours, expected.inv_freq)
+        assert attention_factor == expected.attention_scaling
+
+
+@pytest.mark.parametrize("name", ["short_factor", "long_factor"])
+def test_longrope_lists_of_the_wrong_length_are_refused(name: str) -> None:
+    rope = {"rope_type": "longrope", **LONGROPE[0], name: [1.0] * 7}
+    with pytest.raises(ConfigError, match=f"{name} has 7 numbers; 16 rotated dimensions need 8"):
+        HFConfig.from_raw(raw_config(rope, 16))
 
 
 def test_unknown_type_raises() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from fastgen.config import EngineConfig
 from fastgen.core.blueprint import draw
 from fastgen.core.engine import Engine
-from fastgen.errors import CheckpointError, ConfigError, FastgenError, UnsupportedModelError
+from fastgen.errors import CheckpointError, ConfigError, FastgenError, ModelNotFoundError, UnsupportedModelError
 from fastgen.testing.adapters import random_lora
 from fastgen.testing.checkpoints import tiny_llama
 
@@ -47,6 +47,17 @@ def test_control_the_adapter_all_these_are_made_from_is_fine(model, tmp_path):
     (plan,) = load(model, random_lora(tmp_path / "a", MODULES)).loras
     assert sorted(target.module for target in plan.targets) == sorted(MODULES)
     assert (plan.ranks, plan.warnings) == ([4], [])
+
+
+def test_names_of_a_model_without_its_head(model, tmp_path):
+    """As peft saves what was trained on the bare model; patterns speak of its names too."""
+    modules = {name.removeprefix("model."): size for name, size in MODULES.items()}
+    adapter = random_lora(
+        tmp_path / "a", modules, rank_pattern={"^layers.0.self_attn.q_proj": 2}, ranks={"layers.0.self_attn.q_proj": 2}
+    )
+    (plan,) = load(model, adapter).loras
+    assert {target.path for target in plan.targets} == {"blocks.0.attn.qkv", "blocks.1.attn.qkv"}
+    assert plan.ranks == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +116,7 @@ def test_settings_that_change_nothing(model, tmp_path, settings):
         ({"rank_pattern": ["q_proj"]}, "rank_pattern is ['q_proj'], not an object"),
         ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern['q_proj'] is None"),
         ({"alpha_pattern": {"(q_proj": 2}}, "alpha_pattern holds '(q_proj', no regular expression"),
+        ({"use_rslora": "false"}, "use_rslora is 'false', not true or false"),
         ({"target_modules": 3}, "target_modules is 3, not a list of names"),
         ({"target_modules": "*"}, "target_modules holds '*', no regular expression"),
         ({"layers_to_transform": "0"}, "layers_to_transform is '0'"),
@@ -263,7 +275,11 @@ def test_the_embedding_itself(model, tmp_path):
 
 
 def test_files_that_are_not_there(model, tmp_path):
-    refused(model, tmp_path / "nowhere", CheckpointError, "there is no such directory")
+    random_lora(tmp_path / "sql-lora", MODULES)
+    near = f"there is no such directory. Did you mean '{tmp_path / 'sql-lora'}'?"
+    refused(model, tmp_path / "sql-lroa", ModelNotFoundError, near)
+    file = tmp_path / "sql-lora" / "adapter_model.safetensors"
+    refused(model, file, CheckpointError, "it is a file; give the directory that holds adapter_config.json")
     refused(model, tmp_path, CheckpointError, "has no adapter_config.json, so it is no adapter")
     adapter = random_lora(tmp_path / "a", MODULES)
     (adapter / "adapter_model.safetensors").unlink()

@@ -142,6 +142,7 @@ def test_adapters_say_different_things(merged):
             assert one == other or (scores[one] - scores[other]).abs().max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
