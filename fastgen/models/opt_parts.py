@@ -61,7 +61,8 @@ class NarrowEmbed(fg.Embed):
         self.project = fg.Linear(tokens.width, positions.width)
 
     def forward(self, batch: fg.Batch) -> torch.Tensor:
-        return self.project(self.tokens(batch.ids)) + self.positions(batch.positions + self.position_offset)
+        positions: torch.Tensor = self.positions(batch.positions + self.position_offset)
+        return self.project(self.tokens(batch.ids)) + positions
 
 
 class NarrowHead(fg.Head):

@@ -42,7 +42,9 @@ class QwenRope(fg.Rope):
 
     def _step(self, length: int) -> int:
         """1 up to the length trained at, 2 up to twice that, 3 up to four times, and so on."""
-        return max(1, math.ceil(math.log(length / self.trained, 2) + 1)) if self.stretches else 1
+        if not self.stretches or length <= self.trained:
+            return 1
+        return math.ceil(math.log(length / self.trained, 2) + 1)
 
     def regime(self, length: int) -> int | None:
         step = self._step(length)

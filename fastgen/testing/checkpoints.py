@@ -130,6 +130,9 @@ def randomise(model: PreTrainedModel, *, seed: int = 0, bias_scale: float = 1.0)
                 fan_in = parameter.shape[0] if type(module).__name__ == "Conv1D" else parameter.shape[-1]
                 value = noise * 1.5 / math.sqrt(fan_in)
             parameter.copy_(value)
+        for name, buffer in module.named_buffers(recurse=False):  # some files keep biases that are no parameters
+            if name.endswith("bias") and name not in module._non_persistent_buffers_set and buffer.is_floating_point():
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
 
 
 QUIET_IDS = (3, 4)

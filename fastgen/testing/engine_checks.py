@@ -23,7 +23,7 @@ def check_preempted(subject: Subject) -> None:
         AssertionError: an answer depends on the others, or is not the reference's.
     """
     room = subject.blueprint.max_model_len
-    new = min(12, room // 2)
+    new = min(9, room // 2)
     prompts = [subject.ids(min(n, room - new), seed=seed) for seed, n in enumerate((9, 6, 11))]
     alone = _check_company(subject, prompts, new, preempt=True)
     _check_generate(subject, prompts[0], alone[0])

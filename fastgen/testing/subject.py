@@ -224,7 +224,8 @@ class Subject:
     def windows(self) -> list[int]:
         """Of the decoder's attention, and what the config calls a window, if it is a small one."""
         found = {m.scores.window for m in self.decoder.modules() if isinstance(m, CachedAttention)}
-        told = {v for k, v in self.raw.items() if "window" in k and type(v) is int and 0 < v <= REACH}
+        names = ("window", "window_size")  # max_window_layers counts layers
+        told = {v for k, v in self.raw.items() if k.endswith(names) and type(v) is int and 0 < v <= REACH}
         return sorted({window for window in found if window is not None} | told)
 
     @cached_property
@@ -243,9 +244,16 @@ class Subject:
 
     @cached_property
     def length(self) -> int:
-        """Tokens of the long prompt: past the window and the original length where they are within reach."""
+        """Tokens of the long prompt: past the window and the original length where they are within reach.
+
+        Raises:
+            ValueError: the config leaves no room for a prompt of some blocks.
+        """
+        room = self.blueprint.max_model_len
+        if room < 6 * BLOCK:
+            raise ValueError(f"the model allows {room} tokens: write a max_position_embeddings of {6 * BLOCK} or more")
         marks = [mark for mark in (*self.windows, *self.originals) if mark <= REACH]
-        return min(max([_SHORT, *(mark + 2 * BLOCK + 1 for mark in marks)]), self.blueprint.max_model_len)
+        return min(max([_SHORT, *(mark + 2 * BLOCK + 1 for mark in marks)]), room)
 
     def out_of_reach(self, marks: list[int]) -> int | None:
         """Of these lengths one that the long prompt does not pass."""

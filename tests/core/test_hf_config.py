@@ -164,10 +164,82 @@ def test_f5_values_that_cannot_be_used_are_named(fields: dict[str, Any], named: 
     assert named in str(error.value)
 
 
-@pytest.mark.parametrize("rope_type", ["longrope", "su", "yran", "proportional", "mrope"])
+@pytest.mark.parametrize("rope_type", ["yran", "proportional", "mrope"])
 def test_unknown_rope_types_are_refused(rope_type: str) -> None:
     with pytest.raises(UnsupportedModelError, match=rope_type):
         read(rope_scaling={"type": rope_type, "factor": 2.0})
+
+
+@pytest.mark.parametrize("rope_type", ["longrope", "su"])
+def test_longrope_needs_both_lists(rope_type: str) -> None:
+    with pytest.raises(ConfigError, match="rope type 'longrope' needs 'long_factor'"):
+        read(rope_scaling={"type": rope_type, "short_factor": [1.0] * 4})
+
+
+def test_a_family_may_give_rope_names_of_its_own() -> None:
+    class Own(HFConfig):
+        spellings = {"rope_theta": ("base",), "partial_rotary_factor": ("share", "part")}
+        rope_types = {"yarn": "linear"}
+        original_max_position_embeddings: int = 77
+
+    raw = {
+        **SIZES,
+        "base": 5,
+        "rope_theta": 7,
+        "part": 0.25,
+        "share": 0.5,
+        "rope_scaling": {"type": "yarn", "factor": 3},
+    }
+    rope = Own.from_raw(raw).rope
+    assert rope is not None
+    assert (rope.type, rope.theta, rope.rotary_dim, rope.factor) == ("linear", 5, 4, 3)
+    lists = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "original_max_position_embeddings": 9}
+    for more, length in (({}, 77), ({"original_max_position_embeddings": 55}, 55)):
+        rope = Own.from_raw({**SIZES, "rope_scaling": {"type": "longrope", **lists}, **more}).rope
+        assert rope is not None
+        assert rope.original_max_position_embeddings == length
+
+
+def test_a10_windows_of_layers() -> None:
+    """The switch before the size, layer types before the rule, and an error where two of them contradict each other."""
+
+    class Sliding(HFConfig):
+        sliding_window: int | None = 4096
+        use_sliding_window: bool = True
+        layer_types: list[str] | None = None
+
+    def windows(**fields: Any) -> list[int | None]:
+        return Sliding.from_raw({**SIZES, **fields}).layer_windows(lambda layer: layer >= 1)
+
+    assert read().layer_windows() == [None, None]
+    assert windows() == [None, 4096]
+    assert windows(sliding_window=4) == [None, 4]
+    assert windows(sliding_window=4, use_sliding_window=False) == windows(sliding_window=None) == [None, None]
+    types = ["sliding_attention", "full_attention"]
+    assert windows(sliding_window=4, layer_types=types) == [4, None]
+    assert windows(sliding_window=4, layer_types=["full_attention"] * 2) == [None, None]
+    with pytest.raises(ConfigError, match="sliding_window is not set"):
+        windows(sliding_window=None, layer_types=types)
+    with pytest.raises(ConfigError, match="use_sliding_window is false"):
+        windows(use_sliding_window=False, layer_types=types)
+    with pytest.raises(ConfigError, match="names 3 layers, num_hidden_layers is 2"):
+        windows(layer_types=[*types, "full_attention"])
+    with pytest.raises(UnsupportedModelError, match="'chunked_attention'"):
+        windows(layer_types=["chunked_attention", "full_attention"])
+
+
+def test_defaults_of_a_family_fill_what_the_file_leaves_out() -> None:
+    """Only what it does not mention: a null still means derived, and any of a field's names counts."""
+
+    class Family(HFConfig):
+        defaults: ClassVar = {"num_key_value_heads": 2, "head_dim": 16, "norm_eps": 1e-3, "max_position_embeddings": 99}
+
+    config = Family.from_raw(SIZES)
+    assert (config.num_key_value_heads, config.head_dim) == (2, 16)
+    assert (config.norm_eps, config.max_position_embeddings) == (1e-3, 99)
+    config = Family.from_raw({**SIZES, "num_key_value_heads": None, "head_dim": None, "n_ctx": 7, "rms_norm_eps": 1e-4})
+    assert (config.num_key_value_heads, config.head_dim) == (4, 8)
+    assert (config.norm_eps, config.max_position_embeddings) == (1e-4, 7)
 
 
 def test_unknown_rope_keys_are_refused_with_a_suggestion() -> None:

@@ -11,14 +11,28 @@ from fastgen.core.plugin import registry
 
 # A value of `rope_type` in config.json, so the core has to spell it.
 ROPE_TYPES = re.compile(r"_?llama3")
-OTHERS = {"baichuan", "bert", "bloom", "cohere", "deepseek", "exaone", "glm", "internlm", "mamba", "mpt", "smollm"}
+OTHERS = {
+    "baichuan",
+    "bert",
+    "bloom",
+    "cohere",
+    "deepseek",
+    "exaone",
+    "glm",
+    "internlm",
+    "mamba",
+    "mpt",
+    "smollm",
+    "stablelm",
+}
+WORDS = {"q", "stable"}  # what some architectures begin with: too little, or a word like any other
 
 
 def family_names() -> set[str]:
     """The leading word of every architecture that is served here, and families that are not, or by plugins."""
     served = [name for spec in registry().models for name in spec.architectures if "*" not in name]
     heads = [re.match(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name) for name in served]
-    return {found[0].lower() for found in heads if found} | OTHERS
+    return {found[0].lower() for found in heads if found} - WORDS | OTHERS
 
 
 def names_in(source: str, names: set[str]) -> list[str]:

@@ -67,6 +67,7 @@ class Workshop:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # seven processes that import transformers, one after another
 def test_the_tutorial_works_as_printed(page: Callable[[str], Any], site: FakeSite, tmp_path: Path) -> None:
     folder = tmp_path / "fastgen-hyperclovax"
     folder.mkdir()
@@ -120,7 +121,7 @@ class Adapter:
     record: PluginRecord
     entry: Path
     parts: tuple[Path, ...]
-    """Modules of its own besides."""
+    """The modules beside it that it imports."""
 
     @property
     def lines(self) -> int:
@@ -164,7 +165,7 @@ def imported(file: Path, root: Path, seen: set[Path]) -> set[Path]:
 
 
 def table(found: list[Adapter]) -> str:
-    rows = ["| plugin | architectures | adapter | its own parts |", "|---|---|---|---|"]
+    rows = ["| plugin | architectures | adapter | what it imports |", "|---|---|---|---|"]
     for one in sorted(found, key=lambda a: (a.record.distribution != "fastgen", a.record.name)):
         name = one.record.name if one.record.distribution == "fastgen" else f"{one.record.distribution}"
         architectures = ", ".join(a.removesuffix("ForCausalLM") for a in one.record.architectures)
@@ -189,3 +190,10 @@ def test_adapters_are_short(repository: Path) -> None:
     assert {name: lines[name] for name in LLAMA_LIKE if lines[name] >= 60} == {}
     assert {name: lines[name] for name in MIXTURES if lines[name] >= 90} == {}
     assert len(lines) >= len(LLAMA_LIKE) + len(MIXTURES)
+
+
+def test_the_readme_names_every_architecture(repository: Path) -> None:
+    named = set(re.findall(r"`(\w+)`", (repository / "README.md").read_text(encoding="utf-8")))
+    served = {name for adapter in adapters(repository) for name in adapter.record.architectures}
+    assert served - named == set()
+    assert {name for name in named if re.search(r"For(CausalLM|Conditional)|LMHeadModel$", name)} - served == set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tomllib
 import zipfile
 from collections.abc import Callable
@@ -290,7 +291,23 @@ def test_other_versions_are_refused_before_the_import(site: FakeSite) -> None:
     assert "pip install --upgrade fastgen-foo" in (record.error or "")
 
 
-def test_links_to_sections(text: str) -> None:
-    headings = re.findall(r"^##+ (.*)$", text, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([\w-]+)\)", text)) <= anchors
+# ---- the commands ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_commands_print_what_the_page_says(
+    page: Callable[[str], Any], install: Callable[..., Registry], site: FakeSite, tmp_path: Path
+) -> None:
+    project = tomllib.loads(page("Plugins.md").files["pyproject.toml"])["project"]
+    keywords = ",".join(project["keywords"])
+    install("arcee", version=project["version"], requires=project["dependencies"], keywords=keywords)
+    add(site, "mine", family("LlamaForCausalLM"))
+    model = str(tiny_llama(tmp_path / "model", tokenizer=False))
+    commands = [step for step in page("Plugins.md").steps if hasattr(step, "line")]
+    assert len(commands) >= 4
+    for command in commands:
+        words = shlex.split(command.line.replace("MODEL", model))[1:]
+        ran = site.run("-m", "fastgen", *words, COLUMNS="200", FASTGEN_PLUGINS="fastgen,arcee,mine")
+        if "LlamaForCausalLM=mine" not in words:
+            assert ran.returncode == 0, ran.stderr
+        command.assert_printed(ran.stdout)

@@ -43,7 +43,7 @@ OPTIONAL = {
 
 
 def by_sdpa(directory):
-    """transformers' eager attention of ALiBi models adds the bias twice; what it runs unless told otherwise does not."""
+    """transformers' eager attention of ALiBi models adds the bias twice; the one it chooses by itself does not."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa").eval()
     return lambda ids: model(torch.tensor([ids])).logits[0]
 
@@ -133,7 +133,7 @@ def test_the_7b_of_the_hub_writes_a_key_count_that_it_does_not_use(save, prompt)
 
 @pytest.mark.parametrize("chunk", [1, 5, 16])
 def test_a15_six_heads_in_chunks(save, prompt, chunk):
-    """Slopes of six heads, 1/4, 1/16, 1/64, 1/256, 1/2, 1/8; biases by absolute positions, however the prompt is cut."""
+    """Slopes of six heads, 1/4, 1/16, 1/64, 1/256, 1/2, 1/8; biases by positions, wherever the prompt is cut."""
     saved = save(**SIX_HEADS)
     scores = next(load_decoder(saved.directory).attentions()).scores
     assert scores.slopes == tuple(slope * 8**-0.5 for slope in (1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8))

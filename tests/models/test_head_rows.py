@@ -16,7 +16,8 @@ END, ADDED, PADDING = 53, 60, 70
 def saved(save):
     """72 rows; ids 0 to 49, the added 50 to 53, and 60; 53 ends an answer. The family's head has biases to push."""
     saved = save(model_type="phi", vocab_size=72)
-    vocabulary = {chr(ord("!") + number): number for number in range(50)} | {"<added>": ADDED}
+    vocabulary = {chr(ord("!") + number): number for number in range(50)}
+    vocabulary |= {"<a>": 50, "<b>": 51, "<c>": 52, "<end>": END, "<added>": ADDED}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
     tokenizer.add_special_tokens(["<a>", "<b>", "<c>", "<end>", "<added>"])

@@ -36,11 +36,9 @@ class TestLlama(ModelConformance):
         "tied": {**LLAMA, "tie_word_embeddings": True},
         "attention_bias": {**LLAMA, "attention_bias": True},
         "mlp_bias": {**LLAMA, "mlp_bias": True},
-        "both_biases": {**LLAMA, "attention_bias": True, "mlp_bias": True},
         "head_dim_16": {**LLAMA, "head_dim": 16},
-        "multi_query": {**LLAMA, "num_key_value_heads": 1},
+        "multi_query": {**rope("default", rope_theta=100_000.0), "num_key_value_heads": 1},
         "multi_head": {**LLAMA, "num_key_value_heads": 4},
-        "theta": rope("default", rope_theta=100_000.0),
         "linear": rope("linear", factor=4.0),
         "llama3": rope(
             "llama3",

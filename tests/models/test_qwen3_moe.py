@@ -72,6 +72,8 @@ def test_number_of_experts_has_two_spellings(tiny: Path) -> None:
         ({"num_experts_per_tok": 5}, ConfigError, "visits 5 of 4 experts"),
         ({"decoder_sparse_step": 0}, ConfigError, "decoder_sparse_step"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, UnsupportedModelError, "layer_types"),
+        ({"routed_scaling_factor": 2.5}, UnsupportedModelError, "routed_scaling_factor = 2.5"),
+        ({"scoring_func": "sigmoid"}, UnsupportedModelError, "scoring_func = 'sigmoid'"),
         ({"rope_scaling": {"type": "su2", "factor": 2.0}}, UnsupportedModelError, "'su2'"),
     ],
 )

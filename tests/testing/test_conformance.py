@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
 from fastgen.core.plugin.conformance import FAULT, Case, read_report
-from fastgen.testing import TINY, ModelConformance
+from fastgen.testing import TINY, ModelConformance, plugin
 from fastgen.testing.plugin import Collected
 from fastgen.testing.subject import transformers_config
 
@@ -177,7 +178,7 @@ def test_the_report_of_a_run(tmp_path, run_pytest):
     assert odd.architectures == ("LlamaForCausalLM",)
     assert (odd.plugin, odd.distribution, odd.version) == (None, None, None)
     noticed, planted = odd.faults
-    assert noticed == planted > 20
+    assert noticed == planted >= 20
     checks = odd.cases["plain"].checks
     for fault in ("shifted KV head", "rope pairing", "misread: blocks.*.look.told[key]", "dropped norm: norm"):
         assert checks[f"{FAULT}{fault}"] == "pass"
@@ -212,12 +213,6 @@ def test_a_partial_report_from_workers(tmp_path, run_pytest):
     assert bad.cases["default"].checks == {"prefill": "fail", "weights missing and extra": "pass"}
 
 
-@pytest.mark.slow
-def test_no_conformance_test_writes_no_report(tmp_path, run_pytest):
-    run_pytest("--conformance-json=none.json", "-k", "nothing")
-    assert not (tmp_path / "none.json").exists()
-
-
 def account(test: str, case: str = "a", **more) -> dict:
     told = {"entry": "e", "class": "TestE", "case": case, "architecture": None, "test": test, "checks": {}}
     return {**told, "expected": ["one", "two"], **more}
@@ -237,6 +232,21 @@ def test_what_was_told_adds_up():
     collected.add(account("two"), failed=False)  # an error in its teardown comes after a pass, too
     (after,) = collected.reports()
     assert after.cases["a"].checks["two"] == "fail"
+
+
+@pytest.mark.parametrize(("worker", "written"), [(False, True), (True, False)])
+def test_the_report_is_written_once_and_only_of_something(tmp_path, worker, written):
+    collected = Collected()
+    config = SimpleNamespace(
+        pluginmanager=SimpleNamespace(get_plugin=lambda _: collected),
+        getoption=lambda name, default: str(tmp_path / "c.json") if name == "--conformance-json" else default,
+        **({"workerinput": {}} if worker else {}),
+    )
+    plugin.pytest_sessionfinish(SimpleNamespace(config=config))
+    assert not (tmp_path / "c.json").exists()  # nothing of the kit ran
+    collected.add(account("one"), failed=False)
+    plugin.pytest_sessionfinish(SimpleNamespace(config=config))
+    assert (tmp_path / "c.json").exists() == written
 
 
 def test_a_case_of_another_class_has_a_name_of_its_own():

@@ -176,7 +176,7 @@ def test_a_forgotten_window_fails_prefill(kit):
 
 
 @pytest.mark.parametrize(
-    "config, what",
+    ("config", "what"),
     [
         ({"model_type": "mistral", "sliding_window": 4096}, "window of 4096"),
         ({"model_type": "mistral", "sliding_window": 40, "max_position_embeddings": 40}, "window of 40"),

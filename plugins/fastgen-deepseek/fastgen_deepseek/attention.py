@@ -46,12 +46,8 @@ class LatentAttention(nn.Module):
 
     def __init__(self, c: DeepseekV2Config | DeepseekV3Config, rope: fg.Rope) -> None:
         super().__init__()
-        self.heads, self.plain, self.turning, self.rank = (
-            c.num_attention_heads,
-            c.qk_nope_head_dim,
-            c.head_dim,
-            c.kv_lora_rank,
-        )
+        self.heads, self.plain, self.turning = c.num_attention_heads, c.qk_nope_head_dim, c.head_dim
+        self.rank = c.kv_lora_rank
         self.query_down = self.query_norm = None
         if c.q_lora_rank is not None:
             self.query_down = fg.Linear(c.hidden_size, c.q_lora_rank, bias=c.attention_bias)
@@ -72,13 +68,14 @@ class LatentAttention(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, batch: fg.Batch) -> torch.Tensor:
-        narrow = x if self.query_norm is None else self.query_norm.alone(self.query_down(x))
-        query = self.query(narrow).view(len(x), self.heads, -1)
-        plain, turning = query.split([self.plain, self.turning], -1)
-        latent, key = self.down(x).split([self.rank, self.turning], -1)
-        latent = self.norm.alone(latent)[:, None]
-        turned = self.rope(torch.cat([turning, key[:, None]], 1), batch)  # queries and the key in one call
-        query = torch.cat([self.up.query_to_latent(plain), turned[:, :-1]], -1)
+        narrow = x
+        if self.query_down is not None and self.query_norm is not None:
+            narrow = self.query_norm.alone(self.query_down(x))
+        query = self.query(narrow).view(len(x), self.heads, self.plain + self.turning)
+        down = self.down(x)[:, None]
+        latent, key = self.norm.alone(down[..., : self.rank]), down[..., self.rank :]
+        turned = self.rope(torch.cat([query[..., self.plain :], key], 1), batch)  # queries and the key in one call
+        query = torch.cat([self.up.query_to_latent(query[..., : self.plain]), turned[:, :-1]], -1)
         key = torch.cat([latent, turned[:, -1:]], -1)
         mixed = self.cached(query, key, None, batch)
         return self.out(self.up.latent_to_value(mixed).flatten(1))

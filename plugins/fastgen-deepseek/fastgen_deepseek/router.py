@@ -46,7 +46,7 @@ class Router(fg.Layer):
 
     def outside(self, scores: torch.Tensor, best: int) -> torch.Tensor:
         """Whether each expert is outside the kept groups: those whose ``best`` highest scores have the largest sum."""
-        grouped = scores.unflatten(-1, (self.groups, -1))
+        grouped = scores.view(len(scores), self.groups, -1)
         kept = grouped.topk(best, -1).values.sum(-1).topk(self.kept, -1).indices
         outside = torch.ones_like(grouped, dtype=torch.bool)
         return outside.scatter_(1, kept[..., None].expand(-1, -1, grouped.shape[-1]), False).flatten(1)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastgen import api as fg
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["WEIGHTS"]
 
 
-def halves(rows: Tensor, c: Any) -> Tensor:
+def halves(rows: Any, c: Any) -> Any:
     """``[..., turning rows, in]``, so that row i turns with the one half of them further on; files pair neighbours."""
     return rows.unflatten(-2, (-1, 2)).transpose(-3, -2).flatten(-3, -2) if c.rope_interleave else rows
 
 
-def split_queries(weight: Tensor, c: Any) -> dict[str, Tensor]:
+def split_queries(weight: Any, c: Any) -> dict[str, Any]:
     """Of each head: the rows that do not turn, then those that do."""
     import torch
 
@@ -26,13 +23,13 @@ def split_queries(weight: Tensor, c: Any) -> dict[str, Tensor]:
     return {"": torch.cat([plain, halves(turning, c)], 1).flatten(0, 1)}
 
 
-def split_down(tensor: Tensor, c: Any) -> dict[str, Tensor]:
+def split_down(tensor: Any, c: Any) -> dict[str, Any]:
     """Rows (or the bias) of the latent, then of the key that all heads share."""
     latent, key = tensor.split([c.kv_lora_rank, c.head_dim])
     return {"latent": latent, "key": halves(key, c) if key.dim() > 1 else halves(key[:, None], c)[:, 0]}
 
 
-def split_up(weight: Tensor, c: Any) -> dict[str, Tensor]:
+def split_up(weight: Any, c: Any) -> dict[str, Any]:
     """Of each head: what makes its key of a latent, then what makes its value."""
     heads = weight.unflatten(0, (c.num_attention_heads, -1))
     return dict(zip(("key", "value"), heads.split([c.qk_nope_head_dim, c.v_head_dim], 1), strict=True))

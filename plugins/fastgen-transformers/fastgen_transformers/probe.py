@@ -236,7 +236,7 @@ def _row(mask_function: Callable[..., Any], query: int, keys: torch.Tensor) -> t
     try:
         row: torch.Tensor = mask_function(zero, zero, torch.tensor(query), keys)
     except Exception as error:
-        raise _Refused(f"has a mask that is no function of two positions ({error})") from error
+        raise _Refused("has a mask that depends on more than two positions") from error
     return row.expand(keys.shape)
 
 

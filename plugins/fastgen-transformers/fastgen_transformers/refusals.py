@@ -12,6 +12,8 @@ from fastgen_transformers.verified import differs
 
 __all__ = ["refuse"]
 
+_STATEFUL = ("conv", "linear", "mamba", "recurrent", "delta", "ssm", "rwkv")
+
 
 def refuse(config: Any, cls: type[Any], model: Any = None) -> None:
     """Raise UnsupportedModelError for what cannot be served.
@@ -32,6 +34,9 @@ def _reason(config: Any, cls: type[Any], model: Any) -> str | None:
         return "it attends to an encoder's output (add_cross_attention)"
     if "position_ids" not in inspect.signature(cls.forward).parameters:
         return "its forward pass takes no position_ids, so it would number tokens by itself"
+    for kind in getattr(config, "layer_types", None) or ():
+        if any(part in str(kind) for part in _STATEFUL):
+            return f"its layers of the type {kind!r} keep a state of another kind than keys and values"
     for kind in _rope_types(config):
         if kind in ("dynamic", "longrope"):
             # transformers takes these from the longest sequence of the batch, so that batch mates would change it.

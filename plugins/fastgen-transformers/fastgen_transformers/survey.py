@@ -69,19 +69,26 @@ def compare(model_type: str, architecture: str, directory: Path) -> Row:
         return Row(model_type, architecture, "refused", _short(error))
     except Exception as error:
         return Row(model_type, architecture, "differs", f"fails: {_short(error)}")
-    try:
-        theirs = _generate(directory, prompts)
-    except Exception as error:
-        return Row(model_type, architecture, "untried", f"generate fails: {_short(error)}")
+    row = Row(model_type, architecture, "matches")
+    with_cache, without = _generate(directory, prompts, use_cache=True), None
+    if isinstance(with_cache, str) or (difference := _difference(ours, with_cache, prompts)):
+        without = _generate(directory, prompts, use_cache=False)
+        if isinstance(without, str):
+            return Row(model_type, architecture, "untried", f"generate fails: {without}")
+        if difference := _difference(ours, without, prompts):
+            return Row(model_type, architecture, "differs", difference)
+        failing = f"fails ({with_cache})" if isinstance(with_cache, str) else "answers otherwise"
+        row.reason = f"generate with use_cache=False; with its cache, transformers itself {failing}"
+    return row
+
+
+def _difference(ours: dict[str, list[list[int]]], theirs: list[list[int]], prompts: list[list[int]]) -> str | None:
     for times, answers in ours.items():
         for prompt, one, other in zip(prompts, answers, theirs, strict=True):
             if one != other:
-                same = next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), 0)
-                return Row(
-                    model_type, architecture, "differs",
-                    f"{times}: token {same + 1} of the answer to a prompt of {len(prompt)}",
-                )
-    return Row(model_type, architecture, "matches")
+                first = next((n for n, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), 0)
+                return f"{times}: token {first + 1} of the answer to a prompt of {len(prompt)}"
+    return None
 
 
 def save_random(config: Any, directory: Path, *, seed: int) -> None:
@@ -136,18 +143,27 @@ def _serve(directory: Path, adapter: dict[str, str], prompts: list[list[int]]) -
     return answers
 
 
-def _generate(directory: Path, prompts: list[list[int]]) -> list[list[int]]:
+def _generate(directory: Path, prompts: list[list[int]], *, use_cache: bool) -> list[list[int]] | str:
+    """transformers' answers, or why there are none."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        whole = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=_NEW, do_sample=False, eos_token_id=None
-        )
-        answers.append(whole[0, len(prompt) :].tolist())
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            whole = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=_NEW,
+                do_sample=False,
+                eos_token_id=None,
+                use_cache=use_cache,
+            )
+            answers.append(whole[0, len(prompt) :].tolist())
+    except Exception as error:
+        return _short(error)
     return answers
 
 
