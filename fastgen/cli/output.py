@@ -15,8 +15,8 @@ __all__ = ["on_terminal", "print_json", "print_table"]
 _CONTROL = {**dict.fromkeys([*range(32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}"), 9: "\t", 10: "\n", 13: None}
 
 
-NARROWEST = 8
-"""Columns that a column keeps on a terminal which is too narrow for the table."""
+NARROWEST, PROSE = 8, 20
+"""Columns of a terminal that a table's column keeps, and that its last one does, where there is not room for all."""
 
 
 def on_terminal(text: str) -> str:
@@ -95,11 +95,13 @@ def _cells(text: str) -> int:
 
 
 def _fitted(widths: list[int]) -> list[int]:
-    """``widths``, the widest made narrower until the table fits the terminal."""
+    """``widths``, made narrower until the table fits the terminal: the last column, which holds prose, then the
+    widest."""
     room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1)
+    last = len(widths) - 1
     while sum(widths) > room and max(widths) > NARROWEST:
-        widest = widths.index(max(widths))
-        widths[widest] -= 1
+        narrowed = last if widths[last] > PROSE else widths.index(max(widths))
+        widths[narrowed] -= 1
     return widths
 
 

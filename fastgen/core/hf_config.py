@@ -232,7 +232,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "scale_attn_weights": (True,),
     "apply_residual_connection_post_layernorm": (False,),
-    "apply_residual_connection_post_layernorm": (False,),
     "alibi": (False,),
     "use_alibi": (False,),
     "use_cache_quantization": (False,),

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
-from fastgen.core.containers import Decoder
+from fastgen.core.containers import Block, Decoder
 from fastgen.core.layers import CachedAttention, Embed, Experts, Head, Linear, MoE, Norm, Rope, SharedExpert
 from fastgen.core.layers.frequencies import inverse_frequencies
 from fastgen.core.layers.layer import Layer
@@ -68,7 +69,8 @@ def _tensor_faults(decoder: Decoder) -> Iterator[Fault]:
             elif isinstance(layer, Norm):
                 what, wrong = "dropped norm", torch.full_like(place, 1.0 - getattr(layer, "offset", 0.0))
             else:
-                what, wrong = "misread", place.flatten().roll(1).view(place.shape).clone()
+                shifted = place.flatten().roll(1).view(place.shape) if place.numel() > 1 else place + 1
+                what, wrong = "misread", shifted.clone()
             spelt = f"{path}{f'[{slot}]' if slot else ''}" + (f".{tail}" if tail not in ("weight", "bias") else "")
             kinds.setdefault(f"{what}: {kind(spelt)}", []).append((place, wrong))
     for name, writes in kinds.items():
@@ -113,6 +115,17 @@ def _norm_faults(decoder: Decoder) -> Iterator[Fault]:
     yield Fault("wrong eps", _changed(changes) if norms else None, "norms see no small numbers here")
     offsets = [m for m in norms if getattr(m, "offset", 0.0)]
     yield Fault("forgotten offset", _changed([(m, "offset", 0.0) for m in offsets]) if offsets else None)
+    swaps: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for path, block in decoder.named_modules():
+        if not isinstance(block, Block):
+            continue  # the norms of queries and keys, say: where no rope comes between, swapping them changes nothing
+        own = [(name, m) for name, m in block.named_children() if isinstance(m, Norm) and ("", "weight") in m.want()]
+        for (one, first), (other, second) in pairwise(own):
+            if first is not second and first.size == second.size:
+                name = f"swapped {one} and {other}: {kind(path)}"
+                swaps.setdefault(name, []).append((first.place("", "weight"), second.place("", "weight")))
+    for name, pairs in swaps.items():
+        yield Fault(name, _swapped(pairs))
 
 
 # ---- positions ------------------------------------------------------------------------------------------------------
@@ -233,6 +246,8 @@ def _edge_faults(decoder: Decoder) -> Iterator[Fault]:
     embeds = [m for m in decoder.modules() if isinstance(m, Embed)]
     heads = [m for m in decoder.modules() if isinstance(m, Head)]
     scaled = [m for m in embeds if m.scale not in (None, 1.0)]
+    turned = nn.ModuleList(reversed(list(decoder.blocks)))
+    yield Fault("blocks in another order", _changed([(decoder, "blocks", turned)]) if len(turned) > 1 else None)
     yield Fault("no scale of the embedding", _changed([(m, "scale", None) for m in scaled]) if scaled else None)
     placed = [m for m in embeds if m.positions is not None]
     # Towards the inside of the table, so that every row exists.

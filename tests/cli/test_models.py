@@ -26,7 +26,7 @@ def plugin(description: str = "", *architectures: str) -> SimpleNamespace:
 def test_plain_table_is_one_aligned_row_a_line() -> None:
     with fg.registered(plugin("A family [of its own]", "FooForCausalLM"), name="foo"):
         lines = CliRunner().invoke(main, ["models"]).output.splitlines()
-    assert lines[0].split() == ["ARCHITECTURE", "PLUGIN", "DISTRIBUTION", "VERSION", "DESCRIPTION"]
+    assert lines[0].split() == ["ARCHITECTURE", "PLUGIN", "DISTRIBUTION", "VERSION", "CONFORMANCE", "DESCRIPTION"]
     foo = next(line for line in lines if line.startswith("FooForCausalLM"))
     llama = next(line for line in lines if line.startswith("LlamaForCausalLM"))
     assert foo.endswith("A family [of its own]")
@@ -42,6 +42,7 @@ def test_json() -> None:
         "plugin": "llama",
         "distribution": "fastgen",
         "version": fastgen.__version__,
+        "conformance": llama["conformance"],
         "description": llama["description"],
         "fallback": False,
         "note": None,
@@ -65,6 +66,33 @@ def test_terminal_table_does_not_read_brackets_as_markup(
     shown = capsys.readouterr().out
     assert "─" in shown
     assert "[bold]A family" in shown
+
+
+def drawn(
+    rows: list[tuple[str, ...]], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[str]:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_table(("name", "text"), rows)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_narrow_terminal_folds_the_prose_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = drawn([("FooForCausalLM", "a family that has a long description")], 40, monkeypatch, capsys)
+    assert lines[1] == "─" * 40
+    assert lines[2:] == ["FooForCausalLM  a family that has a long", "                description"]
+    lines = drawn([("FooForCausalLM", "x" * 50)], 20, monkeypatch, capsys)
+    assert max(map(len, lines[1:])) == 20
+    assert "".join(line[11:] for line in lines[2:]) == "x" * 50
+
+
+def test_terminal_is_given_no_orders_and_wide_letters_take_two_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = drawn([("日本", "one\ntwo \x1b[2J"), ("abcd", "x")], 80, monkeypatch, capsys)
+    assert lines[2:] == ["日本  one two \N{REPLACEMENT CHARACTER}[2J", "abcd  x"]
 
 
 def test_numbers_are_aligned_right(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fastgen import api as fg
+from fastgen.core.config_class import realise
 from fastgen.core.hf_config import NEUTRAL, SPELLINGS, HFConfig
 from fastgen.core.layers.layer import Layer
 from fastgen.core.rope_config import RopeConfig, RopeType
@@ -280,6 +281,20 @@ def test_cohere_defaults_are_transformers(load: Callable[[str], ModuleType]) -> 
     assert [w is not None for w in windows] == [
         kind == "sliding_attention" for kind in Cohere2Config(**sizes).layer_types
     ]
+
+
+def test_apertus_defaults_are_transformers(load: Callable[[str], ModuleType]) -> None:
+    from transformers import ApertusConfig
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 8, "num_attention_heads": 4}
+    theirs = ApertusConfig(**sizes)
+    ours = realise(load("fastgen_apertus_config").ApertusConfig)
+    rope = ours.from_raw(sizes).rope
+    assert {key: getattr(rope, key.removeprefix("rope_")) for key in theirs.rope_parameters} == theirs.rope_parameters
+    given = {"rope_type": "default", "rope_theta": 5.0}
+    assert ours.from_raw({**sizes, "rope_parameters": given}).rope.type == "default"
+    names = "intermediate_size max_position_embeddings hidden_act attention_bias tie_word_embeddings"
+    assert [getattr(ours.from_raw(sizes), n) for n in names.split()] == [getattr(theirs, n) for n in names.split()]
 
 
 def test_cohere_refuses_what_it_does_not_build(load: Callable[[str], ModuleType]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PLACES = [0, 1, 40]
 FAMILIES = {
     "gpt_neox": ({"model_type": "gpt_neox", "rotary_pct": 0.25}, "rotary_pct", 0.25),

@@ -7,6 +7,8 @@ import torch
 
 from fastgen.errors import CheckpointError
 
+pytestmark = pytest.mark.slow
+
 NAMES = {  # the root its class writes, other roots that are known, buffers found in files
     "llama": ("model.", ["", "transformer.", "model.language_model."], ["layers.0.self_attn.rotary_emb.inv_freq"]),
     "phi": ("model.", ["", "transformer."], ["layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.cos_cached"]),

@@ -14,6 +14,8 @@ from fastgen.core.plugin.conformance import FAULT
 from fastgen.errors import CheckpointError
 from fastgen.testing import ModelConformance, weight_checks
 from fastgen.testing.conformance import _Shared
+from fastgen.testing.faults import planted_faults
+from fastgen.testing.subject import Subject, serving
 
 pytestmark = pytest.mark.slow
 
@@ -436,12 +438,78 @@ def test_sensitivity_means_nothing_where_parity_fails(kit):
         kit(WRONG_MATHS["wrong eps"][0])("sensitivity")
 
 
-def test_faults_leave_no_trace(kit):
-    """After all of them the decoder is what it was."""
-    run = kit()
-    run("sensitivity")
-    run("prefill")
-    run("weights_fill_everything")
+EVERY_PART = [
+    (
+        "fastgen.models.gemma2",
+        {"model_type": "gemma2", "head_dim": 8, "sliding_window": 8},
+        {
+            "windows on the wrong layers",
+            "window one longer",
+            "window one shorter",
+            "no soft cap of scores",
+            "no soft cap of the logits",
+            "forgotten offset",
+            "no scale of the embedding",
+            "swapped pre1 and post1: blocks.*",
+            "dropped norm: blocks.*.post2",
+            "another activation",
+            "blocks in another order",
+        },
+    ),
+    (
+        "fastgen.models.qwen2_moe",
+        {
+            "model_type": "qwen2_moe",
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+        },
+        {
+            "swapped experts",
+            "swapped gate and up: experts",
+            "router normalised the other way",
+            "no gate of the shared expert",
+            "misread: blocks.*.mlp.routed.router",
+            "dropped bias: blocks.*.attn.qkv[k]",
+            "rope pairing",
+            "shifted KV head",
+        },
+    ),
+    (
+        "fastgen.models.gpt2",
+        {"model_type": "gpt2"},
+        {"positions one off", "dropped bias: blocks.*.norm1", "misread: embed.positions", "wrong eps", "wrong scale"},
+    ),
+    (
+        "fastgen.models.falcon",
+        {
+            "model_type": "falcon",
+            "alibi": True,
+            "bias": True,
+            "parallel_attn": False,
+            "new_decoder_architecture": False,
+        },
+        {"ALiBi slopes of other heads"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("entry", "config", "faults"), EVERY_PART, ids=[row[0] for row in EVERY_PART])
+def test_faults_are_planted_and_leave_no_trace(tmp_path, entry, config, faults):
+    """Each changes the logits while it is planted, and none afterwards, to the last bit."""
+    with serving(entry) as record:
+        subject = Subject(record, config, tmp_path)
+        right = subject.prefill()
+        planted = {fault.name: fault.plant for fault in planted_faults(subject.decoder)}
+        assert faults <= {name for name, plant in planted.items() if plant is not None}
+        assert "dropped bias: blocks.*.attn.qkv[k]" not in planted or subject.raw["model_type"] == "qwen2_moe"
+        for name, plant in planted.items():
+            if plant is None:
+                continue
+            with plant():
+                assert (subject.prefill() - right).abs().max() > 1e-3, name
+            assert torch.equal(subject.prefill(), right), name
 
 
 def test_a_config_that_transformers_does_not_know(kit):

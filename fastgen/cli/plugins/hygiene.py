@@ -14,7 +14,7 @@ from fastgen.cli.plugins.findings import Finding, failed, passed, skipped, warne
 from fastgen.cli.plugins.probe import HEAVY, PROBES
 from fastgen.cli.plugins.source_rules import offences
 from fastgen.cli.plugins.subject import Subject
-from fastgen.core.plugin.bounds import admits, bounds
+from fastgen.core.plugin.bounds import admits, bounds, current_bounds
 from fastgen.core.plugin.loader import normalise
 
 __all__ = [
@@ -68,21 +68,11 @@ def probe(subject: Subject, name: str, workspace: Path) -> dict[str, Any]:
 # ---- metadata ------------------------------------------------------------------------------------------------------
 
 
-def _series() -> str:
-    """What an author of today writes: ``fastgen>=0.1,<0.2``."""
-    major, minor = fastgen.__version__.split(".")[:2]
-    return (
-        f"fastgen>={major}.{minor},<{major}.{int(minor) + 1}"
-        if major == "0"
-        else f"fastgen>={major}.{minor},<{int(major) + 1}"
-    )
-
-
 def version_bounds(subject: Subject) -> Finding:
     """The distribution requires fastgen, this version among others, and not every later one."""
     if normalise(subject.distribution) == "fastgen":
         return skipped("versions", "part of fastgen itself")
-    write = f'write dependencies = ["{_series()}"] in pyproject.toml'
+    write = f'write dependencies = ["fastgen{current_bounds(fastgen.__version__)}"] in pyproject.toml'
     try:
         specifier = bounds(subject.requires)
         if specifier is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["admits", "bounds"]
+__all__ = ["admits", "bounds", "current_bounds"]
 
 _OURS = re.compile(r"\s*fastgen\b(?![-_.]\w)", re.IGNORECASE)
 _EXTRA_ONLY = re.compile(r"""[^;]*;\s*extra\s*==\s*(['"])[^'"]*\1\s*""")
@@ -64,3 +64,9 @@ def _holds(operator: str, version: tuple[int, ...], bound: tuple[int, ...]) -> b
     if operator == "<=":
         return version <= bound
     return version > bound if operator == ">" else version < bound
+
+
+def current_bounds(version: str) -> str:
+    """What a plugin written for ``version`` should require: that minor series, or from 1.0 on that major one."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return f">={major}.{minor},<{f'0.{minor + 1}' if major == 0 else major + 1}"

@@ -90,7 +90,9 @@ def probe(model: Any, *, longest: int) -> list[AttentionCall]:
                 use_cache=False,
             )
     except _Refused as refused:
-        raise fg.UnsupportedModelError(f"{name} cannot run over fastgen's paged cache: its attention {refused}") from None
+        raise fg.UnsupportedModelError(
+            f"{name} cannot run over fastgen's paged cache: its attention {refused}"
+        ) from None
     except Exception as error:
         raise fg.UnsupportedModelError(
             f"{name} cannot run over fastgen's paged cache: its code does not run without data "

@@ -20,7 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Row", "try_model"]
+from fastgen.core.plugin import registry
+
+__all__ = ["Row", "save_random", "survey", "try_model", "write"]
 
 _PROMPTS = (37, 2, 11, 20)
 _NEW = 10
@@ -38,48 +40,89 @@ class Row:
 
 
 def try_model(model_type: str, directory: Path, **overrides: Any) -> Row:
-    """Build, save, load, compare."""
+    """Build, save, load, compare.
+
+    A random model may be so near a tie that rounding alone decides its tokens: then another one is drawn.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     from fastgen.errors import FastgenError
     from fastgen_transformers.config import resolve
     from fastgen_transformers.tiny import tiny_config
 
-    architecture = NAMES[model_type]
+    row = Row(model_type, NAMES[model_type], "untried")
+    for seed in range(4):
+        try:
+            config = tiny_config(model_type, **overrides)
+            resolve({**config.to_dict(), "architectures": [row.architecture]})
+            save_random(config, directory, seed=seed)
+        except FastgenError as error:
+            row.verdict, row.reason = "refused", _short(error)
+            return row
+        except Exception as error:
+            row.reason = f"no tiny checkpoint: {_short(error)}"
+            return _refused_by_default(row)
+        compare(row, directory)
+        if row.verdict != "differs" or _steady(directory):
+            return row
+    row.verdict, row.reason = "untried", "rounding alone changes transformers' own answers"
+    return row
+
+
+def _refused_by_default(row: Row) -> Row:
+    """Whether its default config is refused, which takes no weights to find out."""
+    import torch
+
+    from fastgen.api import UnsupportedModelError
+    from fastgen_transformers.config import TransformersConfig
+    from fastgen_transformers.hosted import build
+    from fastgen_transformers.tiny import config_class
+
     try:
-        config = tiny_config(model_type, **overrides)
-        resolve({**config.to_dict(), "architectures": [architecture]})
-        save_random(config, directory, seed=0)
-    except FastgenError as error:
-        return Row(model_type, architecture, "refused", _short(error))
+        raw = {**config_class(row.model_type)().to_dict(), "architectures": [row.architecture]}
+        with torch.device("meta"):
+            build(TransformersConfig.from_raw(raw))
+    except UnsupportedModelError as error:
+        row.verdict, row.reason = "refused", _short(error)
     except Exception as error:
-        return Row(model_type, architecture, "untried", f"no tiny checkpoint: {_short(error)}")
-    return compare(model_type, architecture, directory)
+        row.reason += f"; by default: {_short(error)}"
+    return row
 
 
-def compare(model_type: str, architecture: str, directory: Path) -> Row:
-    """fastgen's tokens beside transformers'."""
+def _steady(directory: Path) -> bool:
+    """Whether transformers gives the same tokens in float64."""
+    prompts = _prompts(json.loads((directory / "config.json").read_text()))
+    return _generate(directory, prompts, use_cache=False) == _generate(
+        directory, prompts, use_cache=False, dtype="float64"
+    )
+
+
+def compare(row: Row, directory: Path) -> None:
+    """fastgen's tokens beside transformers'; fills ``row``."""
     from fastgen.errors import FastgenError
 
-    written = json.loads((directory / "config.json").read_text())["architectures"][0]
+    raw = json.loads((directory / "config.json").read_text())
+    prompts = _prompts(raw)
     try:
-        prompts = _prompts(json.loads((directory / "config.json").read_text()))
-        ours = _serve(directory, {written: "transformers"}, prompts)
+        ours = _serve(directory, {raw["architectures"][0]: "transformers"}, prompts)
     except FastgenError as error:
-        return Row(model_type, architecture, "refused", _short(error))
+        row.verdict, row.reason = "refused", _short(error)
+        return
     except Exception as error:
-        return Row(model_type, architecture, "differs", f"fails: {_short(error)}")
-    row = Row(model_type, architecture, "matches")
-    with_cache, without = _generate(directory, prompts, use_cache=True), None
-    if isinstance(with_cache, str) or (difference := _difference(ours, with_cache, prompts)):
-        without = _generate(directory, prompts, use_cache=False)
-        if isinstance(without, str):
-            return Row(model_type, architecture, "untried", f"generate fails: {without}")
-        if difference := _difference(ours, without, prompts):
-            return Row(model_type, architecture, "differs", difference)
+        row.verdict, row.reason = "differs", f"fails: {_short(error)}"
+        return
+    row.verdict, row.reason = "matches", ""
+    with_cache = _generate(directory, prompts, use_cache=True)
+    if not isinstance(with_cache, str) and _difference(ours, with_cache, prompts) is None:
+        return
+    without = _generate(directory, prompts, use_cache=False)
+    if isinstance(without, str):
+        row.verdict, row.reason = "untried", f"generate fails: {without}"
+    elif difference := _difference(ours, without, prompts):
+        row.verdict, row.reason = "differs", difference
+    else:
         failing = f"fails ({with_cache})" if isinstance(with_cache, str) else "answers otherwise"
-        row.reason = f"generate with use_cache=False; with its cache, transformers itself {failing}"
-    return row
+        row.reason = f"with use_cache=False; with its cache, transformers itself {failing}"
 
 
 def _difference(ours: dict[str, list[list[int]]], theirs: list[list[int]], prompts: list[list[int]]) -> str | None:
@@ -143,14 +186,16 @@ def _serve(directory: Path, adapter: dict[str, str], prompts: list[list[int]]) -
     return answers
 
 
-def _generate(directory: Path, prompts: list[list[int]], *, use_cache: bool) -> list[list[int]] | str:
+def _generate(
+    directory: Path, prompts: list[list[int]], *, use_cache: bool, dtype: str = "float32"
+) -> list[list[int]] | str:
     """transformers' answers, or why there are none."""
     import torch
     from transformers import AutoModelForCausalLM
 
     answers = []
     try:
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
         for prompt in prompts:
             ids = torch.tensor([prompt])
             whole = model.generate(
@@ -205,23 +250,70 @@ def _child(model_type: str, send: Any) -> None:
         send.send(try_model(model_type, Path(directory)))
 
 
+def write(rows: list[Row], directory: Path) -> None:
+    """The table for people (TABLE.md) and for the plugin (verified.json), in this distribution's ``directory``."""
+    import transformers
+
+    served = {name: spec.plugin for spec in registry().models if not spec.fallback for name in spec.architectures}
+    found = [{**asdict(row), "plugin": served.get(row.architecture, "")} for row in rows]
+    facts = {"transformers": transformers.__version__, "rows": found}
+    (directory / "fastgen_transformers" / "verified.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (directory / "TABLE.md").write_text(_table(found, transformers.__version__))
+
+
+def _table(rows: list[dict[str, str]], version: str) -> str:
+    matching = [row for row in rows if row["verdict"] == "matches"]
+    beyond = {row["architecture"] for row in matching if not row["plugin"] and not row["reason"]}
+    lines = [
+        f"# Every causal language model of transformers {version}",
+        "",
+        "Written by `python -m fastgen_transformers.survey --write .`, which builds a random model of each at tiny size,",
+        "serves it with this plugin, in chunks, batched and from the prefix cache, and compares the tokens with",
+        "transformers' `generate`. No row may differ in silence: one that does is refused from then on.",
+        "",
+        f"Of {len(rows)} model types, {len(matching)} match; {len(beyond)} architectures of these have no plugin of "
+        "their own. Where one has (third column), the fallback was pinned.",
+        "",
+        "| model type | architecture | plugin | verdict |",
+        "|---|---|---|---|",
+    ]
+    order = {"matches": 0, "differs": 1, "refused": 2, "untried": 3}
+    for row in sorted(rows, key=lambda row: (order[row["verdict"]], row["model_type"])):
+        reason = row["reason"].removeprefix(f"{row['architecture']} cannot run over fastgen's paged cache: ")
+        told = f"{row['verdict']}: {reason}" if reason else row["verdict"]
+        cells = (row["model_type"], row["architecture"], row["plugin"], told.replace("|", "\\|"))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fastgen_transformers.survey", description=__doc__)
-    parser.add_argument("model_type", nargs="*")
+    parser.add_argument("model_type", nargs="*", help="all, unless given")
     parser.add_argument("-j", "--processes", type=int, default=1)
+    parser.add_argument("--write", type=Path, metavar="DIRECTORY", help="write TABLE.md and verified.json there")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="take rows from what an earlier run printed")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
+    rows = [Row(**json.loads(line)) for line in args.rows.read_text().splitlines()] if args.rows else []
+    if not args.rows or args.model_type:
+        rows = _run(args.model_type, args.processes, rows)
+    if args.write:
+        write(rows, args.write)
+
+
+def _run(model_types: list[str], processes: int, known: list[Row]) -> list[Row]:
     import torch
-    import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-    import fastgen.core.engine
-    import fastgen_transformers.hosted  # what all children need
+    import fastgen_transformers.hosted  # noqa: F401  what every child needs, loaded once
 
     torch.set_num_threads(1)
-    for row in survey(args.model_type or list(NAMES), processes=args.processes):
+    rows = {row.model_type: row for row in known}
+    for row in survey(model_types or list(NAMES), processes=processes):
         print(json.dumps(asdict(row)), flush=True)
+        rows[row.model_type] = row
+    return list(rows.values())
 
 
 if __name__ == "__main__":

@@ -9,22 +9,30 @@ __all__ = ["config_class", "tiny_config"]
 # Whichever of these fields a config class has, by meaning. The sizes fit one another.
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "padded_vocab_size"), 128),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "embedding_size", "decoder_hidden_size"), 64),
+    **dict.fromkeys(
+        ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "embedding_size", "decoder_hidden_size"), 64
+    ),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 4),
     **dict.fromkeys(
-        ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "encoder_attention_heads"), 4
+        ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "encoder_attention_heads"),
+        4,
     ),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "kv_n_heads"), 2),
     **dict.fromkeys(("head_dim", "attention_head_dim", "kv_channels"), 16),
     **dict.fromkeys(("swa_head_dim", "global_head_dim", "swa_v_head_dim"), 16),
     **dict.fromkeys(("swa_num_key_value_heads", "num_global_key_value_heads"), 2),
     "swa_num_attention_heads": 4,
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "decoder_ffn_dim", "encoder_ffn_dim"), 96),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "decoder_ffn_dim", "encoder_ffn_dim"), 96
+    ),
     **dict.fromkeys(("intermediate_size_mlp", "dense_intermediate_size", "shared_intermediate_size"), 96),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"), 4),
     **dict.fromkeys(
-        ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token", "num_selected_experts"), 2
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"), 4
+    ),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token", "num_selected_experts"),
+        2,
     ),
     **dict.fromkeys(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), 1),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
@@ -55,7 +63,22 @@ _SIZES: dict[str, Any] = {
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
 
 # What a class's own defaults or checks ask for beside that.
-_SPECIAL: dict[str, dict[str, Any]] = {}
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dots3_note_text": {
+        "index_topk": 8,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "shared_experts_intermediate_size": 32,
+    },
+    "gemma3n_text": {"num_kv_shared_layers": 0, "laurel_rank": 8, "activation_sparsity_pattern": None},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+    "zaya": {"num_experts_per_tok": 1},
+}
 
 
 def config_class(model_type: str) -> Any:
@@ -74,7 +97,13 @@ def tiny_config(model_type: str, **overrides: Any) -> Any:
     Raises:
         Exception: the config class's own, where its defaults do not go with the cut sizes.
     """
-    cls = config_class(model_type)
+    return _tiny(config_class(model_type), model_type, overrides)
+
+
+def _tiny(cls: Any, model_type: str, overrides: dict[str, Any]) -> Any:
+    nested = getattr(cls, "sub_configs", {}).get("text_config")
+    if nested is not None:
+        return cls(text_config=_tiny(nested, nested.model_type, overrides).to_dict())
     fields = _fields(cls)
     chosen = {name: value for name, value in _SIZES.items() if name in fields}
     if "kv_lora_rank" in fields:  # latent attention: as many keys as queries

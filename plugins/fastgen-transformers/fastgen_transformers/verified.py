@@ -14,27 +14,30 @@ __all__ = ["differs", "remark", "table"]
 
 @cache
 def table() -> dict[str, Any]:
-    """``{"transformers": version, "architectures": {name: {"verdict": ..., "reason": ...}}}``"""
+    """``{"transformers": version, "rows": [{"model_type", "architecture", "verdict", "reason", "plugin"}, ...]}``"""
     path = files("fastgen_transformers") / "verified.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"architectures": {}}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"rows": []}
     return found
 
 
 def differs(architecture: str) -> str | None:
     """Why an architecture is refused although its code looks as if it could be served."""
-    row = table()["architectures"].get(architecture, {})
-    return row["reason"] if row.get("verdict") == "differs" else None
+    return next((row["reason"] for row in _rows(architecture) if row["verdict"] == "differs"), None)
 
 
 def remark(architecture: str) -> str:
-    """What a user should know who loads it."""
-    row, version = table()["architectures"].get(architecture, {}), table().get("transformers")
-    tried = (
-        f"compared with transformers {version}'s generate at tiny size: it matches"
-        if row.get("verdict") == "matches"
-        else "never compared with transformers' generate before: look at its answers closely"
-    )
+    """What whoever loads it should know, in one line."""
+    matching = [row for row in _rows(architecture) if row["verdict"] == "matches"]
+    tried = f"at tiny size it matches generate of transformers {table().get('transformers')}"
+    if not matching:
+        tried = "it was never compared with transformers' generate: look at its answers closely"
+    elif all(row["reason"] for row in matching):
+        tried = f"{tried} {matching[0]['reason']}"
     return (
-        f"no plugin is made for {architecture}, so it runs through transformers {transformers.__version__}'s own "
-        f"modelling code (fallback fastgen-transformers), slower than a plugin would; {tried}"
+        f"{architecture} runs through the modelling code of transformers {transformers.__version__}, by the fallback "
+        f"fastgen-transformers: slower than a plugin made for it; {tried}"
     )
+
+
+def _rows(architecture: str) -> list[dict[str, Any]]:
+    return [row for row in table()["rows"] if row["architecture"] == architecture]

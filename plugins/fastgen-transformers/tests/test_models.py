@@ -1,0 +1,36 @@
+"""Architectures that no plugin claims give the tokens of transformers' ``generate``: batched, chunked, from the cache."""
+
+from __future__ import annotations
+
+import pytest
+from fastgen_transformers.survey import try_model
+from fastgen_transformers.verified import table
+
+# Norm without weights and clipped queries; parallel block with local and global layers; experts that files hold one by
+# one; interleaved rope on part of a head; one key for all queries; latent attention, whose values are narrower.
+FEW = ["olmo", "cohere2", "olmoe", "gptj", "gpt_bigcode", "deepseek_v3"]
+MANY = [
+    "afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "codegen", "cohere", "cwm", "diffllama", "dots1",
+    "ernie4_5", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm", "glm4", "glm4_moe", "granitemoe", "granitemoeshared",
+    "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jais2", "minicpm3", "ministral", "nanochat", "nemotron",
+    "persimmon", "seed_oss", "smollm3", "starcoder2", "vaultgemma", "youtu",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", FEW)
+def test_matches_generate(model_type, tmp_path):
+    row = try_model(model_type, tmp_path)
+    assert (row.verdict, row.reason) == ("matches", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", MANY)
+def test_many_match_generate(model_type, tmp_path):
+    row = try_model(model_type, tmp_path)
+    assert (row.verdict, row.reason) == ("matches", "")
+
+
+def test_the_shipped_table_says_so():
+    verdicts = {row["model_type"]: (row["verdict"], row["reason"]) for row in table()["rows"]}
+    assert all(verdicts[model_type] == ("matches", "") for model_type in (*FEW, *MANY))
+    assert "differs" not in {verdict for verdict, _ in verdicts.values()}
