@@ -7,6 +7,7 @@ import logging
 import random
 import sys
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -254,13 +255,17 @@ class Engine:
             stop_ids=sampling.stop_ids,
             min_tokens=sampling.min_new_tokens,
             priority=sampling.priority,
-            # Within one engine, model and dtype are the same; what else changes the keys is the rope regime and LoRA.
-            namespace=(self._model.regime(len(prompt)), sampling.lora, sampling.cache_salt),
+            namespace=self._namespace(len(prompt), sampling),
             renew_at=renew_at,
-            renewed_namespace=(self._model.regime(renew_at or 0), sampling.cache_salt),
+            renewed_namespace=None if renew_at is None else self._namespace(renew_at, sampling),
             read_cache=not scored,
             payload=choice,
         )
+
+    def _namespace(self, length: int, sampling: Sampling) -> Hashable:
+        """What must be equal for cached keys to be shared. Within one engine, model and dtype are; what else changes
+        the keys is the rope's regime and the LoRA adapter."""
+        return self._model.regime(length), sampling.lora, sampling.cache_salt
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request (or one of its choices) now. Its last output, with reason ``abort``, comes from the next step.

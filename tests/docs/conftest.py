@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -87,6 +88,24 @@ class Page:
 @pytest.fixture
 def page(repository: Path) -> Callable[[str], Page]:
     return lambda name: Page(repository / "docs" / name)
+
+
+@pytest.fixture
+def up_to_date(repository: Path) -> Callable[[str, str, str], None]:
+    """``up_to_date(page, name, current)``: what the page prints between the comments ``name: ...`` and ``end`` is
+    ``current``. With WRITE_DOCS=1 in the environment it is written there."""
+
+    def check(page: str, name: str, current: str) -> None:
+        path = repository / "docs" / page
+        text = path.read_text(encoding="utf-8")
+        found = re.search(rf"<!-- {name}: [^>]*-->\n\n(.*?)\n\n<!-- end -->", text, re.DOTALL)
+        assert found is not None, f"{page} has no place for {name}"
+        if os.environ.get("WRITE_DOCS"):
+            path.write_text(text[: found.start(1)] + current + text[found.end(1) :], encoding="utf-8")
+            return
+        assert found[1] == current, f"{page} is out of date: run `WRITE_DOCS=1 pytest tests/docs`, or write\n{current}"
+
+    return check
 
 
 @pytest.fixture

@@ -111,7 +111,6 @@ def test_fields_left_out_are_refused_as_printed(page: Callable[[str], Any]) -> N
 
 # ---- how long adapters are -------------------------------------------------------------------------------------------
 
-BEGIN, END = "<!-- adapters: tests/docs/test_adding_a_model.py writes this table -->\n", "<!-- end -->"
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3")
 MIXTURES = ("mixtral", "qwen2-moe", "qwen3-moe")
 
@@ -170,19 +169,11 @@ def table(found: list[Adapter]) -> str:
         name = one.record.name if one.record.distribution == "fastgen" else f"{one.record.distribution}"
         architectures = ", ".join(a.removesuffix("ForCausalLM") for a in one.record.architectures)
         rows.append(f"| {name} | {architectures} | {one.lines} | {lines_of(one.parts) or ''} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows)
 
 
-def test_the_table_of_adapters_is_up_to_date(repository: Path) -> None:
-    """``WRITE_DOCS=1 pytest ...`` writes it."""
-    page = repository / "docs" / PAGE
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    printed, _, after = rest.partition(END)
-    current = table(list(adapters(repository)))
-    if os.environ.get("WRITE_DOCS"):
-        page.write_text(f"{before}{BEGIN}\n{current}\n{END}{after}", encoding="utf-8")
-        printed = current
-    assert printed.strip() == current.strip(), f"out of date; run this test with WRITE_DOCS=1, or write\n{current}"
+def test_the_table_of_adapters_is_up_to_date(repository: Path, up_to_date: Callable[[str, str, str], None]) -> None:
+    up_to_date(PAGE, "adapters", table(list(adapters(repository))))
 
 
 def test_adapters_are_short(repository: Path) -> None:

@@ -1,4 +1,4 @@
-"""A transformers model as fastgen's engine sees one: parts to fill, attention to number, logits of the rows asked for."""
+"""A transformers model as fastgen's engine sees one: parts to fill, attention to number, logits of rows."""
 
 from __future__ import annotations
 
