@@ -8,9 +8,7 @@ from fastgen import api as fg
 
 
 class StableLmConfig(fg.HFConfig):
-    spellings: ClassVar = {
-        "partial_rotary_factor": ("partial_rotary_factor", "rope_pct")
-    }  # the second in its first files
+    spellings: ClassVar = {"partial_rotary_factor": ("partial_rotary_factor", "rope_pct")}
     defaults: ClassVar = {"num_key_value_heads": 32}
     default_partial_rotary_factor = 0.25
     intermediate_size: int
@@ -50,10 +48,7 @@ def build(c: StableLmConfig) -> fg.Decoder:
 
 
 WEIGHTS = fg.DECODER_WEIGHTS.but(
-    {
-        "model.layers.*.self_attn.q_layernorm.norms.*": "blocks.*.attn.q_norm[*]",
-        "model.layers.*.self_attn.k_layernorm.norms.*": "blocks.*.attn.k_norm[*]",
-    }
+    {f"model.layers.*.self_attn.{x}_layernorm.norms.*": f"blocks.*.attn.{x}_norm[*]" for x in "qk"}
 )
 
 

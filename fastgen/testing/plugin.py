@@ -17,6 +17,7 @@ import pytest
 import fastgen
 from fastgen.core.plugin import PluginRecord, registry
 from fastgen.core.plugin.conformance import Case, Conformance, conformance_path, write_report
+from fastgen.errors import PluginError
 
 __all__ = ["PROPERTY", "Collected"]
 
@@ -51,11 +52,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(config, "workerinput") or collected is None or not collected.entries:
         return
     found = list(collected.reports())
-    if path := config.getoption("--conformance-json", default=None):
-        write_report(path, found)
-    if config.getoption("--conformance-beside", default=False):
-        for beside, reports in _by_path(found).items():
-            write_report(beside, reports, keep=True)
+    try:
+        if path := config.getoption("--conformance-json", default=None):
+            write_report(path, found)
+        if config.getoption("--conformance-beside", default=False):
+            for beside, reports in _by_path(found).items():
+                write_report(beside, reports, keep=True)
+    except (PluginError, OSError) as error:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(f"the conformance report was not written: {error}", red=True)
 
 
 def _by_path(found: list[Conformance]) -> dict[Path, list[Conformance]]:
@@ -63,7 +70,7 @@ def _by_path(found: list[Conformance]) -> dict[Path, list[Conformance]]:
     for one in found:
         path = conformance_path(one.entry)
         if path is None:
-            raise pytest.UsageError(f"--conformance-beside: the entry {one.entry!r} is in no file to lie beside")
+            raise PluginError(f"the entry {one.entry!r} is in no file that it could lie beside")
         paths.setdefault(path, []).append(one)
     return paths
 

@@ -7,9 +7,12 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from fastgen.api import ModelSpec, hookimpl, registered
 from fastgen.config import EngineConfig
 from fastgen.core.blueprint import draw
+from fastgen.core.plugin import registry
 from fastgen.errors import CheckpointError, ConfigError, ModelNotFoundError, UnsupportedModelError
 from fastgen.testing.checkpoints import tiny_llama
 
@@ -144,3 +147,39 @@ def test_a19_end_tokens_that_are_none_are_warned_about(tmp_path, ends):
 def test_a_model_is_a_name_or_a_path(model):
     with pytest.raises(ModelNotFoundError, match="a name, a directory or a file"):
         sketch(model)
+
+
+def test_a11_what_is_not_served_is_left_unread_aloud(tmp_path):
+    """Parts of a checkpoint that a family says it does not serve; anything else that is too much stays an error."""
+    directory = tiny_llama(tmp_path, tokenizer=False)
+    file = directory / "model.safetensors"
+    extra = {f"tower.{n}.weight": torch.ones(2) for n in range(3)}
+    save_file({**load_file(file), **extra}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"nothing in the model takes: tower\.0\.weight"):
+        sketch(directory)
+
+    seen = []
+
+    def unused(tensor, config):
+        seen.append(config.hidden_size)
+        return tensor.startswith("tower.")
+
+    spec = registry().find_model("LlamaForCausalLM")
+    weights = spec.load().weights.but({}, unused=unused)
+    served = ModelSpec(("TowerForCausalLM",), spec.load().config, spec.load().build, weights)
+    raw = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**raw, "architectures": ["TowerForCausalLM"]}))
+
+    class Plugin:
+        @hookimpl
+        def fastgen_models(self):
+            return [served]
+
+    with registered(Plugin(), name="tower"):
+        drawn = sketch(directory)
+    assert drawn.warnings == [
+        "3 tensors of the checkpoint belong to parts that are not served here and are left unread: "
+        "tower.0.weight, tower.1.weight, ..."
+    ]
+    assert not {placement.name for placement in drawn.placements} & extra.keys()
+    assert set(seen) == {32}

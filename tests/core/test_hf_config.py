@@ -359,3 +359,73 @@ def test_f5_auto_map_is_data_only(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, "auto_map": auto_map}))
     assert HFConfig.from_raw(read_raw_config(tmp_path)).hidden_size == 32
     assert not marker.exists()
+
+
+# ---- ropes that differ by the kind of layer, and nested configs ------------------------------------------------------
+
+
+class LocalConfig(HFConfig):
+    default_rope_theta = 1e6
+    local_rope_theta = ("rope_local_base_freq", 1e4)
+    nested_in = "text_config"
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "full", "sliding"),
+    [
+        ({}, ("default", 1e6), ("default", 1e4)),
+        ({"rope_theta": 5.0, "rope_local_base_freq": 7.0}, ("default", 5.0), ("default", 7.0)),
+        ({"rope_theta": 5.0, "rope_scaling": LINEAR}, ("linear", 5.0), ("default", 1e4)),
+        (
+            {"rope_parameters": {FULL: {"rope_theta": 3.0, **LINEAR}}, "rope_theta": 5.0},
+            ("linear", 3.0),
+            ("default", 1e4),
+        ),
+        ({"rope_parameters": {FULL: LINEAR, SLIDING: None}, "rope_theta": 5.0}, ("linear", 5.0), ("default", 1e4)),
+        ({"rope_parameters": {SLIDING: {"rope_theta": None, **LINEAR}}}, ("default", 1e6), ("linear", 1e4)),
+        ({"rope_parameters": {FULL: {"rope_theta": 3.0}}, "rope_scaling": LINEAR}, ("linear", 3.0), ("default", 1e4)),
+    ],
+)
+def test_a7_ropes_by_kind(fields: dict[str, Any], full: tuple[str, float], sliding: tuple[str, float]) -> None:
+    c = LocalConfig.from_raw({**SIZES, **fields})
+    assert c.rope is None
+    found = {kind: (rope.type, rope.theta) for kind, rope in c.rope_by_layer_type.items() if rope is not None}
+    assert found == {FULL: full, SLIDING: sliding}
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "default"}}, UnsupportedModelError, "rope_parameters has 'rope_type'"),
+        ({"rope_parameters": {"chunked_attention": LINEAR}}, UnsupportedModelError, "has 'chunked_attention'"),
+        ({"rope_parameters": {FULL: 3}}, ConfigError, r"rope_parameters\.full_attention must be an object, got 3"),
+        ({"rope_scaling": "linear"}, ConfigError, "rope_scaling must be an object, got 'linear'"),
+    ],
+)
+def test_ropes_by_kind_that_cannot_be_read(fields: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        LocalConfig.from_raw({**SIZES, **fields})
+
+
+def test_nested_config() -> None:
+    """The nested one, but what the outer one says of the whole model; what is at neither place is the class's."""
+    nested = {**SIZES, "rms_norm_eps": 1e-5, "eos_token_id": 1, "dtype": "float32", "tie_word_embeddings": False}
+    outer = {"architectures": ["X"], "eos_token_id": [1, 5], "torch_dtype": "bfloat16", "tie_word_embeddings": None}
+    c = LocalConfig.from_raw({**outer, "text_config": nested, "hidden_size": 7, "vision_config": {"hidden_size": 9}})
+    assert (c.hidden_size, c.norm_eps, c.architectures) == (32, 1e-5, ("X",))
+    assert (c.eos_token_ids, c.torch_dtype, c.tie_word_embeddings) == ({1, 5}, "bfloat16", False)
+    assert LocalConfig.from_raw(SIZES).hidden_size == 32  # a flat file is read as ever
+
+
+def test_nested_config_is_refused_where_the_family_does_not_serve_it() -> None:
+    with pytest.raises(UnsupportedModelError, match="nested under text_config"):
+        HFConfig.from_raw({"architectures": ["X"], "text_config": SIZES})
+
+
+def test_nested_flags_that_change_the_maths_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="use_bidirectional_attention = True"):
+        LocalConfig.from_raw({"text_config": {**SIZES, "use_bidirectional_attention": True}})

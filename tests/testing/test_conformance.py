@@ -196,8 +196,8 @@ def test_the_report_of_a_run(tmp_path, run_pytest):
 
 
 @pytest.mark.slow
-def test_a_partial_report_from_workers(tmp_path, run_pytest):
-    told = run_pytest("--conformance-json=report.json", "-k", "prefill or missing", "-n", "2", "--dist", "loadfile")
+def test_a_partial_report_from_a_worker(tmp_path, run_pytest):
+    told = run_pytest("--conformance-json=report.json", "-k", "prefill or missing", "-n", "1", "--dist", "loadfile")
     report = read_report(tmp_path / "report.json")
     assert set(report) == {"odd_entry:hooks", "odd_wrong"}, told
     odd, bad = report["odd_entry:hooks"], report["odd_wrong"]
@@ -247,6 +247,20 @@ def test_the_report_is_written_once_and_only_of_something(tmp_path, worker, writ
     collected.add(account("one"), failed=False)
     plugin.pytest_sessionfinish(SimpleNamespace(config=config))
     assert (tmp_path / "c.json").exists() == written
+
+
+def test_a_report_that_cannot_be_written_fails_the_run(tmp_path):
+    lines: list[str] = []
+    collected, reporter = Collected(), SimpleNamespace(write_line=lambda line, red: lines.append(line))
+    collected.add(account("one", entry="nowhere_to_be_found"), failed=False)
+    config = SimpleNamespace(
+        pluginmanager=SimpleNamespace(get_plugin=lambda name: reporter if name == "terminalreporter" else collected),
+        getoption=lambda name, default: name == "--conformance-beside" or default,
+    )
+    session = SimpleNamespace(config=config, exitstatus=0)
+    plugin.pytest_sessionfinish(session)
+    assert session.exitstatus == pytest.ExitCode.USAGE_ERROR
+    assert "'nowhere_to_be_found' is in no file" in lines[0]
 
 
 def test_a_case_of_another_class_has_a_name_of_its_own():

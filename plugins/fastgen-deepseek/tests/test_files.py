@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from fastgen_deepseek import DeepseekV2Config, DeepseekV3Config, build
 from fastgen_deepseek.router import SigmoidRouter, SoftmaxRouter
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import DeepseekV2Config as TransformersV2
 from transformers import DeepseekV3Config as TransformersV3
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
@@ -20,6 +21,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 from fastgen.api import CheckpointError, ConfigError
 from fastgen.config import EngineConfig
 from fastgen.core.blueprint import draw
+from fastgen.core.layers.layer import building
 from fastgen.testing.checkpoints import tiny_checkpoint
 from fastgen.testing.driver import HandDriver, load_decoder
 
@@ -104,7 +106,12 @@ def test_defaults_are_those_of_transformers(ours, theirs):
     needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     raw = {name: SIZES[name] for name in (*needed, "num_experts_per_tok")}
     c, other = ours.from_raw(raw), theirs(**raw)
-    names = set(ours.model_fields) & set(vars(other)) - {"rope_interleave", "num_key_value_heads", "bos_token_id", "architectures"}
+    names = set(ours.model_fields) & set(vars(other)) - {
+        "rope_interleave",
+        "num_key_value_heads",
+        "bos_token_id",
+        "architectures",
+    }
     assert len(names) > 20
     assert {name: getattr(c, name) for name in names} == {name: getattr(other, name) for name in names}
     assert c.norm_eps == other.rms_norm_eps
@@ -119,6 +126,115 @@ def test_dense_and_sparse_layers():
 
     assert sparse(first_k_dense_replace=2) == [False, False, True, True, True, True]
     assert sparse(first_k_dense_replace=1, moe_layer_freq=2) == [False, False, True, False, True, False]
+
+
+LITE = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "attention_bias": False,
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 1.0,
+    "scoring_func": "softmax",
+    "topk_group": 1,
+    "topk_method": "greedy",
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+}
+V3 = LITE | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "rope_scaling": LITE["rope_scaling"] | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "vocab_size": 129280,
+}
+MOONLIGHT = V3 | {
+    "aux_loss_alpha": 0.001,
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 11264,
+    "max_position_embeddings": 8192,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_key_value_heads": 16,
+    "num_nextn_predict_layers": 0,
+    "q_lora_rank": None,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.446,
+    "seq_aux": True,
+    "topk_group": 1,
+    "vocab_size": 163840,
+}
+
+
+@pytest.mark.parametrize("raw", [LITE, V3, MOONLIGHT], ids=["V2-Lite", "V3", "Moonlight"])
+def test_published_config(raw):
+    """Five layers of each, without memory: as large as transformers', and its scale and frequencies."""
+    raw = raw | {"num_hidden_layers": 5}
+    told = AutoConfig.for_model(**deepcopy(raw))  # which writes into the rope's
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(told)
+    ours_config = DeepseekV3Config if raw["model_type"] == "deepseek_v3" else DeepseekV2Config
+    with building(torch.float32, torch.device("meta")):
+        ours = build(ours_config.from_raw(raw))
+    corrections = [tensor for name, tensor in theirs.named_buffers() if name.endswith("correction_bias")]
+    assert sum(p.numel() for p in ours.parameters()) == sum(t.numel() for t in (*theirs.parameters(), *corrections))
+    turned = type(theirs.model.rotary_emb)(told)  # not on the meta device
+    for block, layer in zip(ours.blocks, theirs.model.layers, strict=True):
+        assert block.attn.cached.scores.scale == pytest.approx(layer.self_attn.scaling, rel=1e-12)
+        assert torch.equal(block.attn.rope.inverse, turned.inv_freq)
+        assert block.attn.rope.scale == turned.attention_scaling
+        assert block.attn.norm.eps == layer.self_attn.kv_a_layernorm.variance_epsilon
+        assert block.norm1.eps == layer.input_layernorm.variance_epsilon
 
 
 # ---- routers ---------------------------------------------------------------------------------------------------------

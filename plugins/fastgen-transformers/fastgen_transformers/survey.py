@@ -1,4 +1,4 @@
-"""Try every causal language model of the installed transformers, at tiny size: ``python -m fastgen_transformers.survey``.
+"""Try every causal language model of transformers, at tiny size: ``python -m fastgen_transformers.survey``.
 
 A random checkpoint of each is loaded by fastgen's engine with this plugin pinned, and answers ragged prompts in small
 chunks, then once more from the prefix cache; the tokens must be those of transformers' ``generate``.
@@ -74,14 +74,14 @@ def _refused_by_default(row: Row) -> Row:
     import torch
 
     from fastgen.api import UnsupportedModelError
-    from fastgen_transformers.config import TransformersConfig
-    from fastgen_transformers.hosted import build
+    from fastgen_transformers import fastgen_models
     from fastgen_transformers.tiny import config_class
 
     try:
         raw = {**config_class(row.model_type)().to_dict(), "architectures": [row.architecture]}
+        parts = fastgen_models()[0].load()
         with torch.device("meta"):
-            build(TransformersConfig.from_raw(raw))
+            parts.build(parts.config.from_raw(raw))
     except UnsupportedModelError as error:
         row.verdict, row.reason = "refused", _short(error)
     except Exception as error:
@@ -267,7 +267,7 @@ def _table(rows: list[dict[str, str]], version: str) -> str:
     lines = [
         f"# Every causal language model of transformers {version}",
         "",
-        "Written by `python -m fastgen_transformers.survey --write .`, which builds a random model of each at tiny size,",
+        "Written by `python -m fastgen_transformers.survey --write .`: it builds a random model of each at tiny size,",
         "serves it with this plugin, in chunks, batched and from the prefix cache, and compares the tokens with",
         "transformers' `generate`. No row may differ in silence: one that does is refused from then on.",
         "",

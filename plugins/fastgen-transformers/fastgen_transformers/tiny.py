@@ -8,57 +8,40 @@ __all__ = ["config_class", "tiny_config"]
 
 # Whichever of these fields a config class has, by meaning. The sizes fit one another.
 _SIZES: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "padded_vocab_size"), 128),
-    **dict.fromkeys(
-        ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "embedding_size", "decoder_hidden_size"), 64
-    ),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 4),
-    **dict.fromkeys(
-        ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "encoder_attention_heads"),
-        4,
-    ),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "kv_n_heads"), 2),
-    **dict.fromkeys(("head_dim", "attention_head_dim", "kv_channels"), 16),
-    **dict.fromkeys(("swa_head_dim", "global_head_dim", "swa_v_head_dim"), 16),
-    **dict.fromkeys(("swa_num_key_value_heads", "num_global_key_value_heads"), 2),
-    "swa_num_attention_heads": 4,
-    **dict.fromkeys(
-        ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "decoder_ffn_dim", "encoder_ffn_dim"), 96
-    ),
-    **dict.fromkeys(("intermediate_size_mlp", "dense_intermediate_size", "shared_intermediate_size"), 96),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32),
-    **dict.fromkeys(
-        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"), 4
-    ),
-    **dict.fromkeys(
-        ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token", "num_selected_experts"),
-        2,
-    ),
-    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), 1),
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
-    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), 1),
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "qk_head_dim": 24,
-    "v_head_dim": 12,
-    "rotary_dim": 8,
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"), 256),
-    **dict.fromkeys(("sliding_window", "sliding_window_size", "attention_window"), 8),
-    "use_sliding_window": True,
-    "max_window_layers": 2,
-    "query_pre_attn_scalar": 16,
-    "is_decoder": True,
-    **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout", "layerdrop"), 0.0),
-    "conv_kernel": 4,
-    "state_size": 8,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "vocab_size_per_layer_input": 128,
-    "hidden_size_per_layer_input": 16,
+    name: value
+    for names, value in (
+        ("vocab_size padded_vocab_size vocab_size_per_layer_input", 128),
+        ("hidden_size n_embd d_model dim embed_dim embedding_size decoder_hidden_size", 64),
+        ("num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers", 4),
+        ("num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads", 4),
+        ("num_key_value_heads num_kv_heads kv_n_heads", 2),
+        ("head_dim attention_head_dim kv_channels swa_head_dim global_head_dim swa_v_head_dim", 16),
+        ("swa_num_key_value_heads num_global_key_value_heads", 2),
+        ("swa_num_attention_heads", 4),
+        ("intermediate_size ffn_dim ffn_hidden_size n_inner decoder_ffn_dim encoder_ffn_dim", 96),
+        ("intermediate_size_mlp dense_intermediate_size shared_intermediate_size", 96),
+        ("moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size", 32),
+        ("num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts", 4),
+        ("num_experts_per_tok num_experts_per_token num_selected_experts moe_k moe_topk top_k_experts", 2),
+        ("n_shared_experts num_shared_experts moe_num_shared_experts", 1),
+        ("n_group topk_group num_expert_group", 1),
+        ("first_k_dense_replace num_dense_layers moe_layer_start_index", 1),
+        ("q_lora_rank", 24),
+        ("kv_lora_rank qk_nope_head_dim", 16),
+        ("qk_rope_head_dim rotary_dim", 8),
+        ("qk_head_dim", 24),
+        ("v_head_dim", 12),
+        ("max_position_embeddings n_positions n_ctx max_seq_len seq_length", 256),
+        ("sliding_window sliding_window_size attention_window", 8),
+        ("use_sliding_window is_decoder", True),
+        ("max_window_layers", 2),
+        ("query_pre_attn_scalar hidden_size_per_layer_input mamba_d_head", 16),
+        ("dropout attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop", 0.0),
+        ("hidden_dropout_prob attention_probs_dropout_prob activation_dropout layerdrop", 0.0),
+        ("conv_kernel", 4),
+        ("state_size mamba_n_heads mamba_d_state", 8),
+    )
+    for name in names.split()
 }
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
 

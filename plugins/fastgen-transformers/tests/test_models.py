@@ -1,4 +1,4 @@
-"""Architectures that no plugin claims give the tokens of transformers' ``generate``: batched, chunked, from the cache."""
+"""What no plugin claims gives the tokens of transformers' ``generate``: batched, in pieces, from the prefix cache."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fastgen_transformers.config import TransformersConfig
-from fastgen_transformers.hosted import build
+from fastgen_transformers import fastgen_models
 from fastgen_transformers.tiny import tiny_config
 
 from fastgen.core.layers.layer import building
@@ -15,9 +14,16 @@ from fastgen.errors import ConfigError, FastgenError, UnsupportedModelError
 
 
 def refusal(architecture: str, raw: dict[str, Any]) -> FastgenError:
-    with pytest.raises(FastgenError) as caught, building(torch.float32, torch.device("meta")):
-        build(TransformersConfig.from_raw({**raw, "architectures": [architecture]}))
+    with pytest.raises(FastgenError) as caught:
+        made(architecture, raw)
     return caught.value
+
+
+def made(architecture: str, raw: dict[str, Any]) -> Any:
+    """The decoder, without memory."""
+    parts = fastgen_models()[0].load()
+    with building(torch.float32, torch.device("meta")):
+        return parts.build(parts.config.from_raw({**raw, "architectures": [architecture]}))
 
 
 def tiny(model_type: str, **overrides: Any) -> dict[str, Any]:
@@ -88,8 +94,7 @@ def test_values_that_transformers_refuses():
 
 def test_what_is_not_refused_builds():
     """The control: the same two steps, of a model that can be served."""
-    with building(torch.float32, torch.device("meta")):
-        decoder = build(TransformersConfig.from_raw({**tiny("glm"), "architectures": ["GlmForCausalLM"]}))
+    decoder = made("GlmForCausalLM", tiny("glm"))
     assert len(list(decoder.attentions())) == 4
     assert {a.scores.window for a in decoder.attentions()} == {None}
 
@@ -98,9 +103,7 @@ def test_windows_and_soft_caps_are_found():
     """Of Cohere 2, three layers of four are local; VaultGemma's scores are capped; DeepSeek's values are narrower."""
 
     def attentions(architecture: str, model_type: str) -> list[Any]:
-        with building(torch.float32, torch.device("meta")):
-            raw = {**tiny(model_type), "architectures": [architecture]}
-            return list(build(TransformersConfig.from_raw(raw)).attentions())
+        return list(made(architecture, tiny(model_type)).attentions())
 
     assert [a.scores.window for a in attentions("Cohere2ForCausalLM", "cohere2")] == [8, 8, 8, None]
     assert {a.scores.softcap for a in attentions("VaultGemmaForCausalLM", "vaultgemma")} == {50.0}
