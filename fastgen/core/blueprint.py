@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fastgen.core.hf_config import HFConfig, read_generation_config, read_raw_co
 from fastgen.core.layers.layer import building
 from fastgen.core.lora import LoraPlan, plan_loras
 from fastgen.core.plugin import ModelSpec, Registry, registry
+from fastgen.core.quantised import FLOATS, WAY_OUT, quantised_tensor, refuse_quantised_beside
 from fastgen.core.runtime.kv_cache import CachePlan, plan_cache
 from fastgen.core.source import ModelFiles, resolve
 from fastgen.core.weight_map import WeightMap
@@ -69,6 +71,8 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     spec = plugins.find_model(_architectures(raw, files), adapter=config.adapter)
     parts = spec.load()
     model_config = parts.config.from_raw(raw)
+    if "quantization_config" not in parts.config.model_fields:
+        refuse_quantised_beside(files.directory)
     generation_config = read_generation_config(files.directory)
     warnings = check_generation_config(generation_config)
     device = _device(config)
@@ -87,7 +91,10 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
         skeleton = parts.build(model_config)
     warnings += skeleton.remarks
     skeleton.bind(kernels)
-    placements = plan(skeleton, parts.weights, model_config, shapes)
+    try:
+        placements = plan(skeleton, parts.weights, model_config, shapes)
+    except CheckpointError as error:
+        raise _quantised(checkpoint, shapes) or error from None
     _check_floats(checkpoint, placements)
     loras = plan_loras(
         config.lora,
@@ -184,13 +191,25 @@ def _leave_unread(shapes: dict[str, tuple[int, ...]], weights: WeightMap, config
     ]
 
 
+def _quantised(checkpoint: Checkpoint, names: Iterable[str]) -> CheckpointError | None:
+    """Why these tensors fit no model, if it is that they are quantised."""
+    found = quantised_tensor({name: checkpoint.tensors[name].dtype for name in names})
+    return (
+        None
+        if found is None
+        else CheckpointError(
+            f"the checkpoint is quantised, though config.json does not say so: {found}. This is not supported; {WAY_OUT}"
+        )
+    )
+
+
 def _check_floats(checkpoint: Checkpoint, placements: list[Placement]) -> None:
     for placement in placements:
         dtype = checkpoint.tensors[placement.name].dtype
-        if dtype not in ("float32", "float16", "bfloat16", "float64"):
+        if dtype not in FLOATS:
             raise CheckpointError(
-                f"{placement.name} is stored as {dtype}: quantised or damaged weights, which are not supported; use "
-                "the unquantised checkpoint"
+                f"{placement.name} is stored as {dtype}: quantised or damaged weights, which are not supported; "
+                f"{WAY_OUT}"
             )
 
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from fastgen.core.bin_weights import read_bin
 from fastgen.core.memory import available_memory
+from fastgen.core.quantised import WAY_OUT
 from fastgen.core.safetensors_header import DTYPES, read_header
 from fastgen.core.weight_files import WeightFiles, choose_files
 from fastgen.errors import CheckpointError, did_you_mean
@@ -126,7 +127,9 @@ def _describe(file: Path) -> list[TensorInfo]:
         ]
         for tensor in found:
             if tensor.dtype not in _DTYPES:
-                raise CheckpointError(f"{file}: tensor {tensor.name!r}: number format {tensor.dtype} is not supported")
+                raise CheckpointError(
+                    f"{file}: tensor {tensor.name!r}: it is stored as {tensor.dtype}, which is not supported; {WAY_OUT}"
+                )
         return found
     header = read_header(file)
     with _mapped(file):  # the reference reader has the last word on the header; it reads nothing else

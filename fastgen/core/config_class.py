@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["HFConfig", "realise"]
 
 _REAL = "_realised"
+_KEPT = ("__module__", "__qualname__", "__doc__", "__classcell__")
 
 
 class _Declared(type):
@@ -24,7 +25,9 @@ class _Declared(type):
     _given: tuple[dict[str, Any], dict[str, Any]]
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> _Declared:
-        made = super().__new__(cls, name, bases, dict(namespace))
+        # Without its contents, so that every use goes by way of the real class: a classmethod's `super()` needs that.
+        kept = {key: value for key, value in namespace.items() if key in _KEPT}
+        made = super().__new__(cls, name, bases, kept)
         made._given = (namespace, options)
         return made
 

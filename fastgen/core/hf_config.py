@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fastgen.core.json_file import read_json_object
+from fastgen.core.quantised import refuse_quantised
 from fastgen.core.rope_config import RopeConfig, read_rope, rope_by_kind, rope_settings
 from fastgen.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 
@@ -40,7 +41,8 @@ class HFConfig(BaseModel):
     rope_types: ClassVar[Mapping[str, str]] = {}
     """Other meanings that this family's files give to the name of a rope type."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """What the family's transformers class takes for a field of this class that the file does not mention at all."""
+    """What the family's transformers class takes for a field of this class that the file does not mention, or sets to
+    null. (A null in ``head_dim`` or ``num_key_value_heads`` does say something: that the number is derived.)"""
     default_rope_theta: ClassVar[float] = 10_000.0
     default_partial_rotary_factor: ClassVar[float] = 1.0
     has_rope: ClassVar[bool] = True
@@ -87,7 +89,7 @@ class HFConfig(BaseModel):
         raw = _unnested(raw, cls.nested_in)
         _refuse_unknown_maths(raw, cls)
         spellings = {name: names for name, names in {**SPELLINGS, **cls.spellings}.items() if name not in _ROPE_KEYS}
-        silent = {name for name in cls.defaults if not any(key in raw for key in (name, *spellings.get(name, ())))}
+        silent = {name for name in cls.defaults if not _mentions(raw, name, (name, *spellings.get(name, ())))}
         fields = {**raw, **_spelled(raw, spellings), **{name: cls.defaults[name] for name in silent}}
         fields = {name: value for name, value in fields.items() if name not in _DERIVED}
         fields["architectures"] = _architectures(raw)
@@ -259,6 +261,7 @@ _OUTER = ("architectures", "bos_token_id", "eos_token_id", "tie_word_embeddings"
 """What the outer config of a multimodal file says of the whole model, before the nested one."""
 
 _ROPE_KEYS = {"rope_theta", "partial_rotary_factor"}
+_DERIVABLE = {"num_key_value_heads", "head_dim"}
 _DERIVED = {"rope", "rope_by_layer_type", "eos_token_ids"}
 
 
@@ -274,13 +277,8 @@ def _unnested(raw: Mapping[str, Any], key: str | None) -> Mapping[str, Any]:
 
 
 def _refuse_unknown_maths(raw: Mapping[str, Any], cls: type[HFConfig]) -> None:
-    quantization = raw.get("quantization_config") or raw.get("compression_config")
-    if quantization and "quantization_config" not in cls.model_fields:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise UnsupportedModelError(
-            f"config.json: the weights are quantised (quantization_config, method {method!r}), which is not supported; "
-            "use the unquantised checkpoint"
-        )
+    if "quantization_config" not in cls.model_fields:
+        refuse_quantised(raw)
     if "hidden_size" not in raw and isinstance(raw.get("text_config"), dict):
         raise UnsupportedModelError(
             "config.json: the language model is nested under text_config, as in multimodal models; this family reads "
@@ -297,6 +295,12 @@ def _refuse_unknown_maths(raw: Mapping[str, Any], cls: type[HFConfig]) -> None:
         raise UnsupportedModelError(
             f"config.json: {name} = {value!r} changes the model's maths, and {cls.__name__} does not support it"
         )
+
+
+def _mentions(raw: Mapping[str, Any], field: str, names: tuple[str, ...]) -> bool:
+    """Whether the file says anything of a field. A null does only where it has a meaning: to derive the value."""
+    given = {name: raw[name] for name in names if name in raw}
+    return bool(given) if field in _DERIVABLE else any(value is not None for value in given.values())
 
 
 def _spelled(raw: Mapping[str, Any], spellings: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:

@@ -74,8 +74,11 @@ _REQUIRED_KEYS: dict[str, set[str]] = {
     "linear": {"factor"},
     "dynamic": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    "yarn": {"factor"},
     "longrope": {"short_factor", "long_factor"},
 }
+# A null stands for max_position_embeddings / original_max_position_embeddings there.
+_NULL_DERIVES = {("yarn", "factor")}
 _KNOWN_KEYS = _COMMON_KEYS.union(*_TYPE_KEYS.values())
 # Notes that change nothing: how the checkpoint was trained.
 _NOTES = {"finetuned"}
@@ -178,7 +181,7 @@ def read_rope(
                 f"the model's answers.{did_you_mean(key, _KNOWN_KEYS)}"
             )
     for key in sorted(_REQUIRED_KEYS.get(kind, ())):
-        if settings.get(key) is None:
+        if settings.get(key) is None and not (key in settings and (kind, key) in _NULL_DERIVES):
             raise ConfigError(f"config.json: rope type {kind!r} needs {key!r}, which is missing")
 
     names = {**_SPELLINGS, **spellings}

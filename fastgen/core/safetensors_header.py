@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from fastgen.core.quantised import WAY_OUT
 from fastgen.errors import CheckpointError
 
 __all__ = ["DTYPES", "HeaderEntry", "read_header"]
@@ -104,6 +106,8 @@ def _entry(path: Path, name: str, value: Any) -> HeaderEntry:
     if not isinstance(value, dict):
         raise wrong(f"its header entry is {value!r}, not an object")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+    if isinstance(dtype, str) and re.match(r"[FU][468]|U32|C64", dtype) and dtype not in DTYPES:
+        raise wrong(f"it is stored as {dtype}, as quantised weights are, which is not supported; {WAY_OUT}")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise wrong(f"number format {dtype!r} is not supported; known are {', '.join(DTYPES)}")
     if not _is_counts(shape):

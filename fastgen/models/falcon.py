@@ -20,8 +20,8 @@ class FalconConfig(fg.HFConfig):
     bias: bool = False
     alibi: bool = False
     new_decoder_architecture: bool = False
-    multi_query: bool = True
-    parallel_attn: bool = True
+    multi_query: bool | None = True  # null is false
+    parallel_attn: bool | None = True
     num_ln_in_parallel_attn: int | None = None
 
     @property
@@ -37,8 +37,8 @@ class FalconConfig(fg.HFConfig):
 class RefinedWebConfig(FalconConfig):
     """Falcon as published before it was part of transformers: other defaults, and the 40B goes by its type's name."""
 
-    multi_query: bool = False
-    parallel_attn: bool = False
+    multi_query: bool | None = False
+    parallel_attn: bool | None = False
 
     @property
     def is_new(self) -> bool:

@@ -8,9 +8,10 @@ from fastgen import api as fg
 
 
 class Gemma2Config(fg.HFConfig):
+    spellings: ClassVar = {"hidden_act": ("hidden_act",)}  # which old files have too, and nothing reads
     defaults: ClassVar = {"head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 8192}
     intermediate_size: int
-    hidden_activation: str = "gelu_pytorch_tanh"  # hidden_act, which old files have too, is not read
+    hidden_activation: str = "gelu_pytorch_tanh"
     tie_word_embeddings: bool = True
     attention_bias: bool = False
     query_pre_attn_scalar: float = 256

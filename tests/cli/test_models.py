@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +17,10 @@ from fastgen import api as fg
 from fastgen.cli import main
 from fastgen.cli.models import models
 from fastgen.cli.output import print_json, print_table
+from fastgen.core.plugin.conformance import Case, Conformance, write_report
+from fastgen.testing.distributions import FakeSite
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def plugin(description: str = "", *architectures: str) -> SimpleNamespace:
@@ -103,3 +111,83 @@ def test_numbers_are_aligned_right(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_never_holds_nan() -> None:
     with pytest.raises(ValueError, match="JSON"):
         print_json({"x": float("nan")})
+
+
+# ---- conformance ---------------------------------------------------------------------------------------------------
+
+SILENT = """
+    from fastgen import api as fg
+
+    @fg.hookimpl
+    def fastgen_models():
+        return [fg.ModelSpec(("FooForCausalLM", "BarForCausalLM"), "x:C", "x:b", "x:W")]
+"""
+
+
+def report(version: str, checks: dict[str, str], *, complete: bool = True) -> Conformance:
+    cases = {"plain": Case("FooForCausalLM", checks)}
+    return Conformance("foo_plugin", "foo", "fastgen-foo", version, complete=complete, cases=cases)
+
+
+@pytest.mark.parametrize(
+    ("version", "checks", "shown"),
+    [
+        ("1.0", {"prefill": "pass", "fault: scale": "pass"}, "passed (1 case, 1/1 faults)"),
+        ("1.0", {"prefill": "fail", "fault: scale": "pass"}, "failed: prefill[plain]"),
+        ("0.9", {"prefill": "pass", "fault: scale": "pass"}, "passed (1 case, 1/1 faults), of version 0.9"),
+    ],
+)
+def test_conformance_by_architecture(
+    fastgen: Run, site: FakeSite, version: str, checks: dict[str, str], shown: str
+) -> None:
+    site.add("fastgen-foo", entries={"foo": "foo_plugin"}, modules={"foo_plugin": SILENT})
+    write_report(site.directory / "foo_plugin.conformance.json", [report(version, checks)])
+    lines = {line.split()[0]: line for line in fastgen("models").stdout.splitlines()}
+    assert shown in lines["FooForCausalLM"]
+    assert "not tested" in lines["BarForCausalLM"]
+    rows = {row["architecture"]: row["conformance"] for row in json.loads(fastgen("models", "--json").stdout)}
+    assert rows["FooForCausalLM"]["version"] == version
+    assert rows["FooForCausalLM"]["passed"] == (checks["prefill"] == "pass")
+    assert rows["BarForCausalLM"]["summary"] is None
+
+
+def test_damaged_report_costs_its_own_line(fastgen: Run, site: FakeSite) -> None:
+    site.add("fastgen-foo", entries={"foo": "foo_plugin"}, modules={"foo_plugin": SILENT})
+    (site.directory / "foo_plugin.conformance.json").write_text('{"schema": 7}')
+    result = fastgen("models")
+    assert result.returncode == 0
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()}
+    assert "unreadable: " in lines["FooForCausalLM"]
+    assert "unreadable" not in lines["LlamaForCausalLM"]
+
+
+# ---- quick ---------------------------------------------------------------------------------------------------------
+
+HEAVY = ("torch", "transformers", "numpy", "pydantic", "rich", "packaging.requirements", "huggingface_hub", "asyncio")
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["plugins"], ["--help"], ["plugins", "--help"]], ids=" ".join)
+def test_listing_imports_nothing_that_takes_time(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom fastgen.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
+def test_listing_takes_little_more_than_the_libraries_it_needs() -> None:
+    """The limit is 0.3 s over ``python -c pass`` on an idle machine, of which these libraries take more than half.
+    Processor time against theirs holds on a busy one too."""
+    needed = "import click, importlib.metadata, inspect, pluggy"
+    taken: dict[str, list[float]] = {needed: [], "from fastgen.cli import main; main(['models'])": []}
+    for _ in range(7):
+        for code, times in taken.items():
+            before = os.times()
+            subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
+            after = os.times()
+            times.append(sum(after[2:4]) - sum(before[2:4]))
+    least, most = (min(times) for times in taken.values())
+    assert most < 2.5 * least, taken

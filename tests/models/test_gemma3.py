@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3ForConditionalGeneration
 from transformers import Gemma3TextConfig as TransformersConfig
 
@@ -155,6 +157,23 @@ def test_multimodal_files_answer_text(multimodal):
     assert agree(multimodal)
 
 
+def test_a11_multimodal_files_of_transformers_5(multimodal, tmp_path):
+    """``save_pretrained`` writes the names of transformers 4; those that 5 has in memory are read as well."""
+    shutil.copytree(multimodal, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    assert {name.split(".")[0] for name in tensors} == {"language_model", "vision_tower", "multi_modal_projector"}
+    renamed = {f"model.{n.replace('language_model.model.', 'language_model.')}": t for n, t in tensors.items()}
+    save_file(renamed, file, metadata={"format": "pt"})
+    assert "model.language_model.layers.0.mlp.up_proj.weight" in renamed
+
+    def logits(directory):
+        driver = HandDriver(load_decoder(directory))
+        return driver.read(driver.add(IDS), 5)
+
+    assert torch.equal(logits(tmp_path), logits(multimodal))
+
+
 def test_multimodal_vision_is_left_unread_aloud(multimodal):
     (warning,) = draw(multimodal, EngineConfig.of({"device": "cpu", "num_blocks": 1})).warnings
     assert "tensors of the checkpoint belong to parts that are not served here and are left unread" in warning
@@ -162,7 +181,7 @@ def test_multimodal_vision_is_left_unread_aloud(multimodal):
 
 
 def test_multimodal_file_that_leaves_out_defaults():
-    """As the published ones: heads, head_dim and vocabulary are the class's; end tokens and tie are the outer file's."""
+    """As the published ones: heads, head_dim, vocabulary are the class's; end tokens and tie are the outer file's."""
     nested = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     raw = {
         "architectures": ["Gemma3ForConditionalGeneration"],
@@ -180,5 +199,5 @@ def test_multimodal_file_that_leaves_out_defaults():
 
 def test_quantised_multimodal_file_is_refused():
     raw = {"text_config": SIZES, "quantization_config": {"quant_method": "fp8"}}
-    with pytest.raises(UnsupportedModelError, match="quantised.*'fp8'"):
+    with pytest.raises(UnsupportedModelError, match=r"quantised.*'fp8'"):
         Gemma3Config.from_raw(raw)

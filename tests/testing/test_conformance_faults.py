@@ -438,6 +438,7 @@ def test_sensitivity_means_nothing_where_parity_fails(kit):
         kit(WRONG_MATHS["wrong eps"][0])("sensitivity")
 
 
+YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
 EVERY_PART = [
     (
         "fastgen.models.gemma2",
@@ -491,6 +492,17 @@ EVERY_PART = [
             "new_decoder_architecture": False,
         },
         {"ALiBi slopes of other heads"},
+    ),
+    ("fastgen.models.llama", {**PLAIN, "rope_parameters": YARN}, {"no rope scaling", "no rope", "rope pairing"}),
+    (
+        "fastgen.models.gemma3",
+        {
+            "model_type": "gemma3_text",
+            "head_dim": 8,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        {"ropes on the wrong layers", "windows on the wrong layers", "dropped norm: blocks.*.attn.q_norm"},
     ),
 ]
 

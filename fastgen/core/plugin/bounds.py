@@ -68,5 +68,5 @@ def _holds(operator: str, version: tuple[int, ...], bound: tuple[int, ...]) -> b
 
 def current_bounds(version: str) -> str:
     """What a plugin written for ``version`` should require: that minor series, or from 1.0 on that major one."""
-    major, minor = (int(part) for part in version.split(".")[:2])
+    major, minor = (int(part) for part in re.findall(r"\d+", version)[:2])
     return f">={major}.{minor},<{f'0.{minor + 1}' if major == 0 else major + 1}"

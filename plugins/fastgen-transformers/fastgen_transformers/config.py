@@ -118,9 +118,11 @@ def resolve(raw: Mapping[str, Any]) -> tuple[Any, type[Any]]:
             "differ, so neither is run"
         )
     nested = config.sub_configs.get("text_config")
-    if nested is not None and getattr(cls, "config_class", None) is nested:
-        config = config.get_text_config()
-    return config, cls
+    if nested is not None and getattr(cls, "config_class", None) is not nested:
+        raise fg.UnsupportedModelError(
+            f"{told} reads images or sound as well as text; fastgen serves decoders of text alone"
+        )
+    return (config if nested is None else config.get_text_config()), cls
 
 
 def _floats(value: Any) -> Any:

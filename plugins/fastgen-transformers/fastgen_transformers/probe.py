@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from fastgen import api as fg
@@ -81,14 +82,9 @@ def probe(model: Any, *, longest: int) -> list[AttentionCall]:
     notes, name = _Notes(longest), type(model).__name__
     token = _notes.set(notes)
     try:
-        with torch.no_grad(), torch.device("meta"), _without_experts(model):
-            ids = torch.zeros(1, _TOKENS, dtype=torch.int64)
-            model(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                position_ids=torch.arange(_TOKENS)[None],
-                use_cache=False,
-            )
+        with torch.no_grad(), torch.device("meta"), _without_experts(model), _one_sequence(), _NothingFound():
+            ids, positions = torch.zeros(1, _TOKENS, dtype=torch.int64), torch.arange(_TOKENS)[None]
+            model(input_ids=ids, position_ids=positions, use_cache=False)
     except _Refused as refused:
         raise fg.UnsupportedModelError(
             f"{name} cannot run over fastgen's paged cache: its attention {refused}"
@@ -106,20 +102,24 @@ def probe(model: Any, *, longest: int) -> list[AttentionCall]:
 
 def _check_layers(model: Any, notes: _Notes) -> None:
     """Every layer must have attended: one that did not keeps a state of another kind, which nobody would keep."""
-    config, called = model.config.get_text_config(), {id(module) for module in notes.modules}
-    layers = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == config.num_hidden_layers]
-    stacks = [m for m in layers if any(id(part) in called for part in m.modules())]
+    called = {id(module) for module in notes.modules}
+
+    def attends(part: torch.nn.Module) -> bool:
+        return any(id(inner) in called for inner in part.modules())
+
+    stacks = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and attends(m)]
     if not stacks:
         raise fg.UnsupportedModelError(
-            f"{type(model).__name__} cannot run over fastgen's paged cache: no stack of its "
-            f"{config.num_hidden_layers} layers calls the attention function"
+            f"{type(model).__name__} cannot run over fastgen's paged cache: none of its layers calls the attention "
+            "function that transformers lets others give"
         )
-    for number, layer in enumerate(stacks[0]):
-        if not any(id(part) in called for part in layer.modules()):
-            raise fg.UnsupportedModelError(
-                f"{type(model).__name__} cannot run over fastgen's paged cache: its layer {number} "
-                f"({type(layer).__name__}) does not call the attention function (a recurrent or convolutional layer?)"
-            )
+    for stack in stacks:
+        for number, layer in enumerate(stack):
+            if not attends(layer):
+                raise fg.UnsupportedModelError(
+                    f"{type(model).__name__} cannot run over fastgen's paged cache: its layer {number} "
+                    f"({type(layer).__name__}) does not call the attention function (a recurrent one?)"
+                )
 
 
 def _observe(
@@ -240,6 +240,29 @@ def _row(mask_function: Callable[..., Any], query: int, keys: torch.Tensor) -> t
     except Exception as error:
         raise _Refused("has a mask that depends on more than two positions") from error
     return row.expand(keys.shape)
+
+
+class _NothingFound(TorchFunctionMode):
+    """Where code looks for the tokens that chose an expert, there are none: it cannot be said, and does not matter."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = getattr(func, "__name__", "")
+        if found == "nonzero" or (found == "where" and len(args) == 1):
+            indices = torch.empty(0, args[0].ndim, dtype=torch.int64, device="meta")
+            apart = found == "where" or (kwargs or {}).get("as_tuple")
+            return tuple(indices.unbind(1)) if apart else indices
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _one_sequence() -> Iterator[None]:
+    """transformers looks in the positions for several sequences in one row, which takes data; here is one."""
+    before = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = before
 
 
 @contextmanager

@@ -153,6 +153,9 @@ def save_random(config: Any, directory: Path, *, seed: int) -> None:
         if name in saved and buffer.is_floating_point() and buffer.ndim == 1:
             buffer.copy_(torch.randn(buffer.shape) * 0.1)
     model.save_pretrained(directory)
+    if type(model.config) is not type(config):  # the language part of a larger config: keep the whole, as published
+        whole = {**config.to_dict(), "architectures": [type(model).__name__]}
+        (directory / "config.json").write_text(json.dumps(whole, default=str))
 
 
 def _prompts(raw: dict[str, Any]) -> list[list[int]]:

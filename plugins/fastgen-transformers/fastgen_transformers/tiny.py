@@ -58,6 +58,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "shared_experts_intermediate_size": 32,
     },
     "gemma3n_text": {"num_kv_shared_layers": 0, "laurel_rank": 8, "activation_sparsity_pattern": None},
+    "granitemoehybrid": {"layer_types": ["attention"] * 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "zaya": {"num_experts_per_tok": 1},
@@ -92,10 +93,13 @@ def _tiny(cls: Any, model_type: str, overrides: dict[str, Any]) -> Any:
     if "kv_lora_rank" in fields:  # latent attention: as many keys as queries
         chosen |= {name: value for name, value in (("num_key_value_heads", 4), ("head_dim", 8)) if name in fields}
     chosen = {**chosen, **_SPECIAL.get(model_type, {}), **overrides}
+    tokens = {name: None for name in _TOKENS if name in fields}
+    if "type_vocab_size" in fields:  # BERT's kind, some of which number tokens from the padding's id on
+        tokens["pad_token_id"] = 1
     try:
-        return cls(**dict.fromkeys(set(_TOKENS) & fields), **chosen)
+        return cls(**{**tokens, **chosen})
     except Exception:  # strict classes, some of which want a number
-        return cls(**dict.fromkeys(set(_TOKENS) & fields, 1), **chosen)
+        return cls(**{**dict.fromkeys(tokens, 1), **chosen})
 
 
 def _fields(cls: Any) -> set[str]:
