@@ -46,6 +46,11 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile, reposi
     ours = {str(path.relative_to(repository)) for path in (repository / "fastgen").rglob("*.py")}
     assert ours <= names
     assert {"fastgen/py.typed", "fastgen/bench/workloads/w1.json", "fastgen/bench/workloads/w2.json"} <= names
+    templates = {
+        str(path.relative_to(repository)) for path in (repository / "fastgen/cli/plugins/templates").rglob("*.txt")
+    }
+    assert len(templates) > 5
+    assert templates <= names
     assert not [name for name in names if "/tests/" in name or name.rpartition("/")[2].startswith("test_")]
 
 

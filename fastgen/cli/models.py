@@ -46,7 +46,7 @@ def models(
     rows = registry().model_rows()
     reports = _Reports()
     if as_json:
-        print_json([_fields(row, reports.of(row)) for row in rows])
+        print_json([_fields(row, reports) for row in rows])
         return
     if not rows:
         click.echo("no plugin serves any model; see `fastgen plugins`", err=True)
@@ -57,7 +57,7 @@ def models(
             row.plugin.name,
             row.plugin.distribution or "(in process)",
             row.plugin.version,
-            reports.summary(row),
+            reports.summary(row) or "not tested",
             "; ".join(text for text in (row.note, row.spec.description) if text),
         )
         for row in rows
@@ -81,32 +81,40 @@ class _Reports:
         return self._files[path].get(row.plugin.entry)
 
     def summary(self, row: ModelRow) -> str:
+        """For people; empty where there is nothing to say of this architecture."""
         try:
             report = self.of(row)
         except PluginError as error:
             return f"unreadable: {error}"
-        if report is None or not (text := report.summary(None if row.spec.fallback else row.architecture)):
-            return "not tested"
-        if report.version != row.plugin.version:
-            return f"{text}, of version {report.version}"
-        return text
+        text = report.summary(None if row.spec.fallback else row.architecture) if report is not None else ""
+        if report is None or not text or report.version == row.plugin.version:
+            return text
+        return f"{text}, of version {report.version}"
 
-
-def _fields(row: ModelRow, report: Conformance | None) -> dict[str, object]:
-    return {
-        "architecture": row.architecture,
-        "plugin": row.plugin.name,
-        "distribution": row.plugin.distribution or None,
-        "version": row.plugin.version or None,
-        "conformance": None
-        if report is None
-        else {
+    def fields(self, row: ModelRow) -> dict[str, object] | None:
+        """For programs; ``None`` where there is no report."""
+        try:
+            report = self.of(row)
+        except PluginError as error:
+            return {"error": str(error)}
+        if report is None:
+            return None
+        return {
             "summary": report.summary(None if row.spec.fallback else row.architecture) or None,
             "passed": report.passed,
             "complete": report.complete,
             "version": report.version,
             "date": report.date,
-        },
+        }
+
+
+def _fields(row: ModelRow, reports: _Reports) -> dict[str, object]:
+    return {
+        "architecture": row.architecture,
+        "plugin": row.plugin.name,
+        "distribution": row.plugin.distribution or None,
+        "version": row.plugin.version or None,
+        "conformance": reports.fields(row),
         "description": row.spec.description,
         "fallback": row.spec.fallback,
         "note": row.note or None,

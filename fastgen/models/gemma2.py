@@ -22,11 +22,11 @@ class Gemma2Config(fg.HFConfig):
 
 
 def build(c: Gemma2Config) -> fg.Decoder:
-    rope, heads = fg.Rope(c.rope), (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
+    rope, bias = fg.Rope(c.rope), c.attention_bias
+    heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
     scores = {"scale": c.query_pre_attn_scalar**-0.5, "softcap": c.attn_logit_softcapping}
 
     def attention(window: int | None) -> fg.Attention:
-        bias = c.attention_bias
         return fg.Attention(c.hidden_size, *heads, rope=rope, bias=bias, out_bias=bias, window=window, **scores)
 
     return decoder(c, [attention(window) for window in c.layer_windows(lambda layer: layer % 2 == 0)])
@@ -52,12 +52,8 @@ def decoder(c: Gemma2Config, attentions: list[fg.Attention]) -> fg.Decoder:
     )
 
 
-NORMS = {
-    "model.layers.*.input_layernorm": "blocks.*.pre1",
-    "model.layers.*.post_attention_layernorm": "blocks.*.post1",
-    "model.layers.*.pre_feedforward_layernorm": "blocks.*.pre2",
-    "model.layers.*.post_feedforward_layernorm": "blocks.*.post2",
-}
+PARTS = {"input": "pre1", "post_attention": "post1", "pre_feedforward": "pre2", "post_feedforward": "post2"}
+NORMS = {f"model.layers.*.{name}_layernorm": f"blocks.*.{part}" for name, part in PARTS.items()}
 
 
 @fg.hookimpl

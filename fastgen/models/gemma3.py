@@ -31,11 +31,10 @@ def build(c: Gemma3Config) -> fg.Decoder:
         return fg.RMSNorm(c.head_dim, c.norm_eps, offset=1.0)
 
     def attention(window: int | None) -> fg.Attention:
+        heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
         return fg.Attention(
             c.hidden_size,
-            c.num_attention_heads,
-            c.num_key_value_heads,
-            c.head_dim,
+            *heads,
             rope=ropes["sliding_attention" if window else "full_attention"],
             bias=c.attention_bias,
             out_bias=c.attention_bias,

@@ -159,6 +159,8 @@ def test_damaged_report_costs_its_own_line(fastgen: Run, site: FakeSite) -> None
     lines = {line.split()[0]: line for line in result.stdout.splitlines()}
     assert "unreadable: " in lines["FooForCausalLM"]
     assert "unreadable" not in lines["LlamaForCausalLM"]
+    rows = {row["architecture"]: row["conformance"] for row in json.loads(fastgen("models", "--json").stdout)}
+    assert "foo_plugin.conformance.json" in rows["FooForCausalLM"]["error"]
 
 
 # ---- quick ---------------------------------------------------------------------------------------------------------

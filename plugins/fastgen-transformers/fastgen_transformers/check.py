@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fastgen import api as fg
+from fastgen_transformers.verified import DIFFERENT
 
 __all__ = ["check_logits"]
 
@@ -61,8 +62,8 @@ def check_logits(decoder: fg.Decoder, model: Any) -> None:
         allowed = max(_FLOOR.get(weight.dtype, _COARSE), min(_MARGIN * _off(rounded, theirs), _MOST))
         if not _off(ours, theirs) <= allowed:  # NaN, too
             raise fg.UnsupportedModelError(
-                f"{name} cannot run over fastgen's paged cache: its logits there are not those of transformers' own "
-                f"forward pass (off by {_off(ours, theirs):.2g} of their spread; rounding explains {allowed:.2g})"
+                f"{name} cannot run over fastgen's paged cache: {DIFFERENT} (off by {_off(ours, theirs):.2g} of their "
+                f"spread; rounding explains {allowed:.2g})"
             )
 
 

@@ -26,6 +26,7 @@ __all__ = ["Row", "save_random", "survey", "try_model", "write"]
 
 _PROMPTS = (37, 2, 11, 20)
 _NEW = 10
+_NOTES = {"granitemoehybrid": "with attention layers alone; with Mamba layers it is refused"}
 
 
 @dataclass
@@ -111,7 +112,7 @@ def compare(row: Row, directory: Path) -> None:
     except Exception as error:
         row.verdict, row.reason = "differs", f"fails: {_short(error)}"
         return
-    row.verdict, row.reason = "matches", ""
+    row.verdict, row.reason = "matches", _NOTES.get(row.model_type, "")
     with_cache = _generate(directory, prompts, use_cache=True)
     if not isinstance(with_cache, str) and _difference(ours, with_cache, prompts) is None:
         return
@@ -248,6 +249,9 @@ def survey(model_types: list[str], *, processes: int = 1, seconds: float = 120) 
 
 
 def _child(model_type: str, send: Any) -> None:
+    from fastgen_transformers import verified
+
+    verified.table = lambda: {"rows": []}  # look again, whatever was found before
     resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stderr(io.StringIO()):
         send.send(try_model(model_type, Path(directory)))

@@ -60,6 +60,8 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0, "laurel_rank": 8, "activation_sparsity_pattern": None},
     "granitemoehybrid": {"layer_types": ["attention"] * 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "zaya": {"num_experts_per_tok": 1},
 }

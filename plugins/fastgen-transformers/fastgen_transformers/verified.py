@@ -9,7 +9,9 @@ from typing import Any
 
 import transformers
 
-__all__ = ["differs", "remark", "table"]
+__all__ = ["DIFFERENT", "differs", "remark", "table"]
+
+DIFFERENT = "its logits there are not those of transformers' own forward pass"
 
 
 @cache
@@ -21,8 +23,12 @@ def table() -> dict[str, Any]:
 
 
 def differs(architecture: str) -> str | None:
-    """Why an architecture is refused although its code looks as if it could be served."""
-    return next((row["reason"] for row in _rows(architecture) if row["verdict"] == "differs"), None)
+    """Why an architecture is refused although its code looks as if it could be served. In half precision, rounding may
+    hide from the trial of a loaded model what was plain in float32."""
+    for row in _rows(architecture):
+        if row["verdict"] == "differs" or DIFFERENT in row["reason"]:
+            return f"when it was tried, {row['reason'].partition(': ')[2] or row['reason']}"
+    return None
 
 
 def remark(architecture: str) -> str:
