@@ -9,8 +9,8 @@ import pytest
 
 from fastgen.core.plugin import registry
 
-# A value of `rope_type` in config.json, so the core has to spell it.
-ROPE_TYPES = re.compile(r"_?llama3")
+# A value of `rope_type` and the name of a method of quantisation, which config.json may hold: the core has to spell them.
+VALUES = re.compile(r"_?llama3|GPTQ(?:Model)?")
 OTHERS = {
     "baichuan",
     "bert",
@@ -38,7 +38,7 @@ def family_names() -> set[str]:
 def names_in(source: str, names: set[str]) -> list[str]:
     """Names that begin a word or a part of one, in any case."""
     pattern = "|".join(sorted(names, key=len, reverse=True))
-    return re.findall(rf"(?<![a-z])(?i:{pattern})(?![a-z])", ROPE_TYPES.sub("", source))
+    return re.findall(rf"(?<![a-z])(?i:{pattern})(?![a-z])", VALUES.sub("", source))
 
 
 def test_core_names_no_family(repository: Path):

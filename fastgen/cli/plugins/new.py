@@ -41,12 +41,12 @@ _KINDS = {
     "llama": _Kind(
         "SeedOssForCausalLM",
         "like Llama, with biases of its own",
-        {"llama/init.txt": "PACKAGE/__init__.py", "llama/test_conformance.txt": "tests/test_conformance.py"},
+        {"llama/init.txt": "PACKAGE/__init__.py", "llama/conformance_test.txt": "tests/test_conformance.py"},
     ),
     "moe": _Kind(
         "OlmoeForCausalLM",
         "a mixture of experts",
-        {"moe/init.txt": "PACKAGE/__init__.py", "moe/test_conformance.txt": "tests/test_conformance.py"},
+        {"moe/init.txt": "PACKAGE/__init__.py", "moe/conformance_test.txt": "tests/test_conformance.py"},
     ),
     "custom-block": _Kind(
         "BitNetForCausalLM",
@@ -54,7 +54,7 @@ _KINDS = {
         {
             "custom_block/init.txt": "PACKAGE/__init__.py",
             "custom_block/parts.txt": "PACKAGE/parts.py",
-            "custom_block/test_conformance.txt": "tests/test_conformance.py",
+            "custom_block/conformance_test.txt": "tests/test_conformance.py",
         },
     ),
 }

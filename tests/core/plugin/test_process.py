@@ -21,12 +21,12 @@ def plugin(architecture: str, **spec: Any) -> SimpleNamespace:
 
 
 def test_registered_for_a_while() -> None:
-    with fg.registered(plugin("FooForCausalLM"), name="foo") as record:
+    with fg.registered(plugin("FooForNothing"), name="foo") as record:
         assert record.in_process
-        assert registry().find_model("FooForCausalLM").plugin == "foo"
+        assert registry().find_model("FooForNothing").plugin == "foo"
         assert record in registry().plugins
     with pytest.raises(fg.UnsupportedModelError):
-        registry().find_model("FooForCausalLM")
+        registry().find_model("FooForNothing")
 
 
 def test_register_and_unregister() -> None:
