@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -112,6 +113,8 @@ class LazyGroup(click.Group):
                 traceback.print_exc()
             click.echo(f"error: {error}", err=True)
             code = 1
+        if "torch" not in sys.modules:
+            gc.freeze()  # a command that only lists things spends a tenth of its time on collecting garbage at exit
         sys.exit(code if isinstance(code, int) else 0)
 
 

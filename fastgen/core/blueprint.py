@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,13 @@ from fastgen.core.hf_config import HFConfig, read_generation_config, read_raw_co
 from fastgen.core.layers.layer import building
 from fastgen.core.lora import LoraPlan, plan_loras
 from fastgen.core.plugin import ModelSpec, Registry, registry
+from fastgen.core.plugin.specs import describe_error, format_error
 from fastgen.core.quantised import FLOATS, WAY_OUT, quantised_tensor, refuse_quantised_beside
 from fastgen.core.runtime.kv_cache import CachePlan, plan_cache
 from fastgen.core.source import ModelFiles, resolve
 from fastgen.core.weight_map import WeightMap
 from fastgen.core.weights import Placement, plan
-from fastgen.errors import CheckpointError, ConfigError, UnsupportedModelError
+from fastgen.errors import CheckpointError, ConfigError, FastgenError, PluginError, UnsupportedModelError
 from fastgen.kernels.ops import Implementation, KernelTable
 from fastgen.kernels.reference import IMPLEMENTATIONS
 
@@ -69,6 +72,7 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     )
     raw = read_raw_config(files.directory)
     spec = plugins.find_model(_architectures(raw, files), adapter=config.adapter)
+    _check_model_type(raw, spec, plugins, config)
     parts = spec.load()
     model_config = parts.config.from_raw(raw)
     if "quantization_config" not in parts.config.model_fields:
@@ -76,30 +80,29 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     generation_config = read_generation_config(files.directory)
     warnings = check_generation_config(generation_config)
     device = _device(config)
-    dtype, dtype_reason, doubts = _dtype(config, model_config, device)
     max_model_len = _max_model_len(config, model_config)
 
     files.fetch_weights()  # now that nothing but the weights themselves can be wrong
     checkpoint = Checkpoint.open(files.directory, load_bin=config.load_bin)
-    model_config, shapes, untied = _tie(model_config, checkpoint, parts.weights)
-    unread = _leave_unread(shapes, parts.weights, model_config)
+    dtype, dtype_reason, doubts = _dtype(config, model_config, checkpoint, device)
+    model_config, weights, shapes, untied = _tie(model_config, checkpoint, parts.weights)
+    unread = _leave_unread(shapes, weights, model_config)
     warnings += [*doubts, *checkpoint.warnings, *untied, *unread]
     implementations, broken = _implementations(plugins)
     warnings += [f"kernel {name} for {operation} is left out: {reason}" for operation, name, reason in broken]
     kernels = KernelTable(device.type, str(dtype).removeprefix("torch."), implementations, broken)
-    with building(dtype, torch.device("meta")):
-        skeleton = parts.build(model_config)
+    skeleton = _build(spec, parts.build, model_config, dtype)
     warnings += skeleton.remarks
     skeleton.bind(kernels)
     try:
-        placements = plan(skeleton, parts.weights, model_config, shapes)
+        placements = plan(skeleton, weights, model_config, shapes)
     except CheckpointError as error:
         raise _quantised(checkpoint, shapes) or error from None
     _check_floats(checkpoint, placements)
     loras = plan_loras(
         config.lora,
         model=skeleton,
-        weights=parts.weights,
+        weights=weights,
         config=model_config,
         checkpoint=checkpoint,
         model_name=files.name,
@@ -133,13 +136,44 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
 
 
 def _architectures(raw: dict[str, Any], files: ModelFiles) -> list[str]:
-    names = raw.get("architectures")
+    names = _names(raw)
     if not names:
         raise UnsupportedModelError(
             f"{files.name}: config.json names no architectures, so no plugin can be chosen; add "
             '"architectures": ["FooForCausalLM"], the name of the class it was saved from'
         )
+    return names
+
+
+def _names(raw: dict[str, Any]) -> list[str]:
+    names = raw.get("architectures") or []
     return [str(name) for name in names] if isinstance(names, list) else [str(names)]
+
+
+def _check_model_type(raw: dict[str, Any], spec: ModelSpec, plugins: Registry, config: EngineConfig) -> None:
+    """Refuse a config whose two names of its family belong to two families of one distribution, whose author tells
+    them apart: they differ in what the weights do not show, such as a window or a default. ``model_type`` is that of
+    ``FooForCausalLM``, in small letters. A stranger's architecture may go by any type.
+
+    Raises:
+        ConfigError: names both.
+    """
+    kind, names = raw.get("model_type"), _names(raw)
+    if not isinstance(kind, str) or spec.fallback or set(names) & set(config.adapter):
+        return
+    stem = re.sub(r"[^a-z0-9]", "", kind.lower())
+    meant = re.compile(rf"{stem}(for[a-z]+|lmheadmodel)", re.IGNORECASE)
+    if not stem or any(meant.fullmatch(name) for name in spec.architectures):
+        return
+    for row in plugins.model_rows():
+        same = row.plugin.distribution == plugins.record(spec.plugin).distribution
+        if same and not row.spec.fallback and meant.fullmatch(row.architecture):
+            served = next(name for name in names if name in spec.architectures)
+            raise ConfigError(
+                f"config.json names the architecture {served!r} and the model_type {kind!r}, which is that of "
+                f"{row.architecture!r}; correct the one that is wrong, or pin the plugin of the architecture (the "
+                f"engine option adapter={{{served!r}: {spec.plugin!r}}})"
+            )
 
 
 def _implementations(plugins: Registry) -> tuple[list[Implementation], list[tuple[str, str, str]]]:
@@ -153,11 +187,34 @@ def _implementations(plugins: Registry) -> tuple[list[Implementation], list[tupl
     return found, broken
 
 
+def _build(spec: ModelSpec, build: Callable[[Any], Decoder], config: HFConfig, dtype: torch.dtype) -> Decoder:
+    """The model, without memory.
+
+    Raises:
+        PluginError: its plugin fails on this config, or returns something else.
+    """
+    try:
+        with building(dtype, torch.device("meta")):
+            model = build(config)
+    except FastgenError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"the plugin {spec.plugin!r} cannot build this model: {describe_error(error)}\n{format_error(error)}"
+        ) from error
+    if not isinstance(model, Decoder):
+        raise PluginError(
+            f"the plugin {spec.plugin!r} built {model!r}; build(config) must return a fastgen.api.Decoder"
+        )
+    return model
+
+
 def _tie(
     config: HFConfig, checkpoint: Checkpoint, weights: WeightMap
-) -> tuple[HFConfig, dict[str, tuple[int, ...]], list[str]]:
+) -> tuple[HFConfig, WeightMap, dict[str, tuple[int, ...]], list[str]]:
     """A config that ties head and embedding, beside a file that holds both: equal, the head is left unread;
-    different, each is used, as transformers does. The config to build, the shapes to load, and what to say."""
+    different, each is used, as transformers does. Of a file that holds the head alone, it is the embedding too. The
+    config to build, where tensors go, the shapes to load, and what to say."""
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
     found: dict[str, str] = {}
     for name, renamed in weights.rename(shapes).items():
@@ -165,15 +222,18 @@ def _tie(
         if to is not None and to.tail == "weight":
             found[to.path] = name
     head, table = found.get("head.proj"), found.get("embed.tokens")
-    if not config.tie_word_embeddings or head is None or table is None:
-        return config, shapes, []
+    if not config.tie_word_embeddings or head is None:
+        return config, weights, shapes, []
+    if table is None:
+        module = weights.rename(shapes)[head].rpartition(".")[0]
+        return config, weights.but({module: "embed.tokens"}), shapes, []
     if _same(checkpoint, head, table):
         del shapes[head]
-        return config, shapes, []
+        return config, weights, shapes, []
     warning = (
         f"config.json ties the output head to the embedding, but the checkpoint holds a different {head}: both are used"
     )
-    return config.model_copy(update={"tie_word_embeddings": False}), shapes, [warning]
+    return config.model_copy(update={"tie_word_embeddings": False}), weights, shapes, [warning]
 
 
 def _leave_unread(shapes: dict[str, tuple[int, ...]], weights: WeightMap, config: HFConfig) -> list[str]:
@@ -194,12 +254,10 @@ def _leave_unread(shapes: dict[str, tuple[int, ...]], weights: WeightMap, config
 def _quantised(checkpoint: Checkpoint, names: Iterable[str]) -> CheckpointError | None:
     """Why these tensors fit no model, if it is that they are quantised."""
     found = quantised_tensor({name: checkpoint.tensors[name].dtype for name in names})
-    return (
-        None
-        if found is None
-        else CheckpointError(
-            f"the checkpoint is quantised, though config.json does not say so: {found}. This is not supported; {WAY_OUT}"
-        )
+    if found is None:
+        return None
+    return CheckpointError(
+        f"the checkpoint is quantised, though config.json does not say so: {found}. This is not supported; {WAY_OUT}"
     )
 
 
@@ -234,9 +292,15 @@ def _device(config: EngineConfig) -> torch.device:
     return device
 
 
-def _dtype(config: EngineConfig, model: HFConfig, device: torch.device) -> tuple[torch.dtype, str, list[str]]:
-    """The dtype to compute in, why, and what to say about it."""
-    saved = model.torch_dtype or "float32"
+def _dtype(
+    config: EngineConfig, model: HFConfig, checkpoint: Checkpoint, device: torch.device
+) -> tuple[torch.dtype, str, list[str]]:
+    """The dtype to compute in, why, and what to say about it. Of a config that names none, it is most tensors'."""
+    sizes: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        sizes[tensor.dtype] += tensor.nbytes
+    stored = next((dtype for dtype, _ in sizes.most_common() if dtype in FLOATS), "float32")
+    saved: str = model.torch_dtype or stored
     if config.dtype != "auto":
         doubts = []
         if config.dtype == "float16" and saved == "bfloat16":

@@ -7,6 +7,7 @@ a config is read. Type checkers see the real base only.
 
 from __future__ import annotations
 
+import threading
 from types import new_class
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HFConfig", "realise"]
 
+_lock = threading.RLock()
 _REAL = "_realised"
 _KEPT = ("__module__", "__qualname__", "__doc__", "__classcell__")
 
@@ -63,10 +65,11 @@ def realise(declared: type) -> type[hf_config.HFConfig]:
     """
     if not isinstance(declared, _Declared):
         return declared
-    found = declared.__dict__.get(_REAL)
-    if found is None:
-        found = _base() if declared is HFConfig else _made(declared)
-        setattr(declared, _REAL, found)
+    with _lock:
+        found = declared.__dict__.get(_REAL)
+        if found is None:
+            found = _base() if declared is HFConfig else _made(declared)
+            setattr(declared, _REAL, found)
     return found
 
 

@@ -45,6 +45,8 @@ class HFConfig(BaseModel):
     null. (A null in ``head_dim`` or ``num_key_value_heads`` does say something: that the number is derived.)"""
     default_rope_theta: ClassVar[float] = 10_000.0
     default_partial_rotary_factor: ClassVar[float] = 1.0
+    """A family that turns only a part of each head says so, by another default or by an entry in `spellings`; in
+    others a file that asks for it is refused."""
     has_rope: ClassVar[bool] = True
     """False for a family with another kind of position: `rope` is ``None`` and rope keys are not read."""
     per_layer_rope: ClassVar[bool] = False
@@ -122,7 +124,7 @@ class HFConfig(BaseModel):
             raw = {**raw, "original_max_position_embeddings": original}
 
         def read(settings: Mapping[str, Any]) -> RopeConfig:
-            return read_rope(
+            rope = read_rope(
                 settings,
                 raw,
                 types=cls.rope_types,
@@ -132,6 +134,12 @@ class HFConfig(BaseModel):
                 default_theta=cls.default_rope_theta,
                 default_partial_rotary_factor=cls.default_partial_rotary_factor,
             )
+            if rope.rotary_dim != config.head_dim and not cls._turns_part():
+                raise UnsupportedModelError(
+                    f"config.json: {rope.rotary_dim} of {config.head_dim} dimensions of a head are to be turned "
+                    f"(partial_rotary_factor, rotary_dim), which {cls.__name__} does not support"
+                )
+            return rope
 
         if cls.local_rope_theta is not None:
             by_kind = rope_by_kind(raw, cls.default_rope_theta, *cls.local_rope_theta)
@@ -147,6 +155,10 @@ class HFConfig(BaseModel):
             )
         by_type = {name: None if value is None else read(value) for name, value in settings.items()}
         return {"rope_by_layer_type": by_type}
+
+    @classmethod
+    def _turns_part(cls) -> bool:
+        return cls.default_partial_rotary_factor != 1 or "partial_rotary_factor" in cls.spellings
 
     def layer_windows(self, slides: Callable[[int], bool] = lambda layer: True) -> list[int | None]:
         """For each layer, the tokens that a query sees, itself included; ``None``: all before it.

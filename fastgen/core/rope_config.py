@@ -198,9 +198,9 @@ def read_rope(
         own = _first(settings, "original_max_position_embeddings", default=max_position_embeddings)
         fields["original_max_position_embeddings"] = own if original is None else original
     if partial is None:
-        partial = _first(raw, *names["partial_rotary_factor"], default=default_partial_rotary_factor)
+        partial = _first(raw, *names["partial_rotary_factor"])
     rotary_dim = raw.get("rotary_dim")
-    fields |= _rotary_width(partial, rotary_dim, head_dim)
+    fields |= _rotary_width(partial, rotary_dim, head_dim, default_partial_rotary_factor)
     return _checked(_validate(fields))
 
 
@@ -208,13 +208,19 @@ def _first(mapping: Mapping[str, Any], *names: str, default: Any = None) -> Any:
     return next((mapping[name] for name in names if mapping.get(name) is not None), default)
 
 
-def _rotary_width(partial: Any, rotary_dim: Any, head_dim: int) -> dict[str, Any]:
+def _rotary_width(partial: Any, rotary_dim: Any, head_dim: int, default: float) -> dict[str, Any]:
     if rotary_dim is None:
+        partial = default if partial is None else partial
         if isinstance(partial, bool) or not isinstance(partial, int | float) or not 0 < partial <= 1:
             raise ConfigError(f"config.json: partial_rotary_factor must lie in (0, 1], got {partial!r}")
         rotary_dim = int(head_dim * partial)
     elif isinstance(rotary_dim, bool) or not isinstance(rotary_dim, int) or not 0 < rotary_dim <= head_dim:
         raise ConfigError(f"config.json: rotary_dim must lie in 1..{head_dim} (head_dim), got {rotary_dim!r}")
+    elif _is_number(partial) and int(head_dim * partial) != rotary_dim:
+        raise ConfigError(
+            f"config.json says rotary_dim = {rotary_dim} and, by partial_rotary_factor {partial} of head_dim "
+            f"{head_dim}, {int(head_dim * partial)}; they must agree"
+        )
     else:
         partial = rotary_dim / head_dim
     if rotary_dim < 2 or rotary_dim % 2:

@@ -8,6 +8,7 @@ from fastgen import api as fg
 
 
 class Phi3Config(fg.HFConfig):
+    spellings: ClassVar = {"partial_rotary_factor": ("partial_rotary_factor",)}
     rope_types: ClassVar = {"yarn": "longrope"}  # as the first files called it
     intermediate_size: int
     norm_eps: float = 1e-5

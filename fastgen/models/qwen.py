@@ -9,7 +9,7 @@ from fastgen import api as fg
 
 
 class QwenConfig(fg.HFConfig):
-    spellings: ClassVar = {"head_dim": ("kv_channels",)}
+    spellings: ClassVar = {"head_dim": ("kv_channels",), "partial_rotary_factor": ("rotary_pct",)}
     defaults: ClassVar = {"head_dim": 128, "max_position_embeddings": 8192}
     intermediate_size: fg.Count  # of gate and up together
     no_bias: bool = True  # beside the biases of queries, keys and values

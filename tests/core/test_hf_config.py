@@ -81,6 +81,28 @@ def test_saved_again_by_transformers_means_the_same(fields: dict[str, Any], tmp_
             assert getattr(again, name) == getattr(ours, name), name
 
 
+def test_a7_a_part_of_the_head_is_turned_only_where_the_family_says_so() -> None:
+    """transformers' classes of other families turn all of it, whatever the file says; others read the file."""
+    for fields in ({"partial_rotary_factor": 0.5}, {"rotary_dim": 4}, {"rope_parameters": {"rotary_pct": 0.5}}):
+        with pytest.raises(UnsupportedModelError, match=r"4 of 8 dimensions|rotary_pct"):
+            read(**fields)
+    assert read(partial_rotary_factor=1.0, rotary_dim=8).rope.rotary_dim == 8
+
+    class Part(HFConfig):
+        spellings: ClassVar = {"partial_rotary_factor": ("share",)}
+
+    assert Part.from_raw({**SIZES, "share": 0.5, "rotary_dim": 4}).rope.rotary_dim == 4
+    assert Part.from_raw(SIZES).rope.rotary_dim == 8
+
+
+def test_a4_yarn_factor() -> None:
+    """A null is the ratio of the lengths; a file without one says nothing that could be taken for it."""
+    yarn = {"type": "yarn", "original_max_position_embeddings": 16}
+    assert read(rope_scaling={**yarn, "factor": None}, max_position_embeddings=64).rope.factor == 4
+    with pytest.raises(ConfigError, match="'yarn' needs 'factor'"):
+        read(rope_scaling=yarn, max_position_embeddings=64)
+
+
 def test_a8_head_dim() -> None:
     assert read().head_dim == 8
     assert read(head_dim=None).head_dim == 8
@@ -150,8 +172,13 @@ def test_spellings_must_agree_unless_the_family_ranks_them() -> None:
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, "dynamic"),
         ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "high_freq_factor"),
         ({"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 4}}, "low_freq"),
-        ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 0.5}}, "original_max_position"),
-        ({"rope_scaling": {"type": "yarn", "truncate": "no"}}, "truncate"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 0.5}},
+            "original_max_position",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "truncate": "no"}}, "truncate"),
+        ({"rope_scaling": {"type": "yarn"}}, "'factor'"),
+        ({"rotary_dim": 4, "partial_rotary_factor": 0.25}, "they must agree"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.01}, "rotated"),
         ({"rotary_dim": 99}, "rotary_dim"),
@@ -229,7 +256,7 @@ def test_a10_windows_of_layers() -> None:
 
 
 def test_defaults_of_a_family_fill_what_the_file_leaves_out() -> None:
-    """Only what it does not mention: a null still means derived, and any of a field's names counts."""
+    """Only what it does not mention: a null still means derived where numbers can be, and any name counts."""
 
     class Family(HFConfig):
         defaults: ClassVar = {"num_key_value_heads": 2, "head_dim": 16, "norm_eps": 1e-3, "max_position_embeddings": 99}
@@ -240,6 +267,8 @@ def test_defaults_of_a_family_fill_what_the_file_leaves_out() -> None:
     config = Family.from_raw({**SIZES, "num_key_value_heads": None, "head_dim": None, "n_ctx": 7, "rms_norm_eps": 1e-4})
     assert (config.num_key_value_heads, config.head_dim) == (4, 8)
     assert (config.norm_eps, config.max_position_embeddings) == (1e-4, 7)
+    config = Family.from_raw({**SIZES, "rms_norm_eps": None, "max_position_embeddings": None})
+    assert (config.norm_eps, config.max_position_embeddings) == (1e-3, 99)
 
 
 def test_unknown_rope_keys_are_refused_with_a_suggestion() -> None:

@@ -20,7 +20,7 @@ from fastgen.errors import PluginError
 __all__ = ["check_conformance", "judge"]
 
 TAIL = 30
-"""Lines of pytest's output that are shown when it fails."""
+"""Lines of pytest's summary, or else of its output, that are shown when it fails."""
 WRITE_ONE = """\
 write tests/test_conformance.py:
   from fastgen.testing import ModelConformance
@@ -60,7 +60,7 @@ def _pytest(subject: Subject, tests: Sequence[Path], report: Path) -> subprocess
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *map(str, tests)],
         cwd=subject.tree,
-        env={**inherited, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**inherited, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -75,7 +75,9 @@ def _tests(run: subprocess.CompletedProcess[str]) -> Finding:
         return passed("tests", lines[-1].strip("= ") if lines else "no output")
     if run.returncode == 5:
         return failed("tests", "pytest found no test", WRITE_ONE)
-    shown = "\n".join([*lines, *run.stderr.strip().splitlines()][-TAIL:])
+    said = [*lines, *run.stderr.strip().splitlines()]
+    summary = [line for line in said if line.startswith(("FAILED ", "ERROR "))]
+    shown = "\n".join([*summary[:TAIL], lines[-1]] if summary else said[-TAIL:])
     return failed(
         "tests", f"pytest ended with exit code {run.returncode}\n{shown}", "run `pytest` in the plugin's directory"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -175,7 +176,10 @@ class ModelClaims:
 
     def _unsupported(self, names: Sequence[str]) -> UnsupportedModelError:
         known = [name for s in self.specs for name in s.architectures]
-        text = f"no plugin for {' or '.join(repr(n) for n in names)}.{did_you_mean(names[0], known)}"
+        text = f"no plugin for {' or '.join(repr(n) for n in names)}."
+        if headless := _headless(names, known):
+            return UnsupportedModelError(text + headless)
+        text += did_you_mean(names[0], known)
         for record in self.records:
             if record.status == "disabled" and set(names) & set(self.likely(record)):
                 return UnsupportedModelError(f"{text} The plugin {record.label} serves it but is off: {record.error}.")
@@ -184,6 +188,19 @@ class ModelClaims:
             f"fastgen-FAMILY (pip install fastgen-FAMILY); docs/AddingAModel.md shows how to write one."
             f"{failures_note(self.records)}"
         )
+
+
+def _headless(names: Iterable[str], known: Iterable[str]) -> str:
+    """A suffix for a class of a family that is served, but without its language model's head, or with another."""
+    for name in names:
+        stem = re.sub(r"(Model|For\w*(Classification|Answering|Choice|Reward\w*))$", "", name)
+        for served in known:
+            if stem != name and served in (f"{stem}ForCausalLM", f"{stem}LMHeadModel"):
+                return (
+                    f" {served!r} of the same family is served; {name!r} has no head that tells the next token, or "
+                    "another. Give the checkpoint of the language model."
+                )
+    return ""
 
 
 def failures_note(records: Iterable[PluginRecord]) -> str:

@@ -220,6 +220,12 @@ class ModelSpec(Spec):
             raise self._wrong("config", config, "a subclass of fastgen.api.HFConfig")
         if not isinstance(weights, WeightMap):
             raise self._wrong("weights", weights, "a fastgen.api.WeightMap")
+        try:
+            weights.find("")  # which reads all rules
+        except Exception as error:
+            raise PluginError(
+                f"plugin {self.plugin!r} is broken: the weight map of {self} cannot be used: {describe_error(error)}"
+            ) from error
         return LoadedModel(real, self._resolve_callable("build"), weights)
 
 

@@ -118,7 +118,7 @@ def _check_layers(model: Any, notes: _Notes) -> None:
             if not attends(layer):
                 raise fg.UnsupportedModelError(
                     f"{type(model).__name__} cannot run over fastgen's paged cache: its layer {number} "
-                    f"({type(layer).__name__}) does not call the attention function (it keeps something else, or looks at something else)"
+                    f"({type(layer).__name__}) does not call it, so it keeps or looks at something else"
                 )
 
 

@@ -95,7 +95,7 @@ def _tiny(cls: Any, model_type: str, overrides: dict[str, Any]) -> Any:
     if "kv_lora_rank" in fields:  # latent attention: as many keys as queries
         chosen |= {name: value for name, value in (("num_key_value_heads", 4), ("head_dim", 8)) if name in fields}
     chosen = {**chosen, **_SPECIAL.get(model_type, {}), **overrides}
-    tokens = {name: None for name in _TOKENS if name in fields}
+    tokens: dict[str, int | None] = {name: None for name in _TOKENS if name in fields}
     if "type_vocab_size" in fields:  # BERT's kind, some of which number tokens from the padding's id on
         tokens["pad_token_id"] = 1
     try:

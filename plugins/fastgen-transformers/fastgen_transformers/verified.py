@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import transformers
@@ -14,11 +15,14 @@ __all__ = ["DIFFERENT", "differs", "remark", "table"]
 DIFFERENT = "its logits there are not those of transformers' own forward pass"
 
 
+PATH: Traversable | None = files("fastgen_transformers") / "verified.json"
+"""``None``: nothing is known, which is how the survey looks at all of them again."""
+
+
 @cache
 def table() -> dict[str, Any]:
     """``{"transformers": version, "rows": [{"model_type", "architecture", "verdict", "reason", "plugin"}, ...]}``"""
-    path = files("fastgen_transformers") / "verified.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"rows": []}
+    found: dict[str, Any] = json.loads(PATH.read_text()) if PATH is not None and PATH.is_file() else {"rows": []}
     return found
 
 

@@ -83,8 +83,8 @@ class Matching:
                 if name not in missing:
                     again = f" (fills {name} a second time)" if name in self._state else f" (becomes {name})"
                     unclaimed.append(_some(names) + again)
-                elif tuple(tensor.shape) != self._state[name]:
-                    misfits.append(f"{_some(names)} gives {list(tensor.shape)}, the model wants {self._state[name]}")
+                elif list(tensor.shape) != (wanted := list(self._state[name])):
+                    misfits.append(f"{_some(names)} gives {list(tensor.shape)}, the model wants {wanted}")
                 missing.discard(name)
         _complain(unclaimed, sorted(_needed(self._model, missing)), misfits)
         return {name: len(names) for names in groups.values() for name in names}

@@ -55,8 +55,12 @@ def test_from_the_prefix_cache(directory, load, answer, expected):
 
 
 def test_preempted_and_resumed(directory, load, answer, expected):
-    with load(directory, num_blocks=20, prefix_caching=False, max_model_len=64) as engine:
-        assert answer(engine, PROMPTS) == expected
+    short = [[n, n + 1, n + 2] for n in range(10, 16)]  # all start in 12 blocks, and grow to twice as many
+    with load(directory, prefix_caching=False) as engine:
+        roomy = answer(engine, [*short, *PROMPTS])
+    assert roomy[len(short) :] == expected
+    with load(directory, num_blocks=12, prefix_caching=False, max_model_len=40) as engine:
+        assert answer(engine, short) == roomy[: len(short)]
         assert engine.stats().preemptions > 0
 
 
