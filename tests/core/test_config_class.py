@@ -84,9 +84,7 @@ def test_fields_that_pydantic_cannot_use_are_the_plugins_fault() -> None:
     class Odd(fg.HFConfig):
         shade = 3  # no annotation
 
-    with pytest.raises(
-        fg.PluginError, match=r"plugin 'odd' is broken: the config class .* `shade = 3`"
-    ):
+    with pytest.raises(fg.PluginError, match=r"plugin 'odd' is broken: the config class .* `shade = 3`"):
         fg.ModelSpec(("A",), Odd, len, fg.DECODER_WEIGHTS, plugin="odd").load()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fastgen.core.plugin import registry
 
-# A value of `rope_type` and the name of a method of quantisation, which config.json may hold: the core has to spell them.
+# A value of `rope_type` and a method of quantisation, which config.json may hold: the core has to spell them.
 VALUES = re.compile(r"_?llama3|GPTQ(?:Model)?")
 OTHERS = {
     "baichuan",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastgen_transformers.survey import save_random
-from fastgen_transformers.tiny import tiny_config
 
-from fastgen.core.engine import Engine
-from fastgen.types import SamplingParams
+from fastgen import Engine, SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the survey is no part of the package
+
+from survey import save_random
+from tiny_configs import tiny_config
 
 
 @pytest.fixture(scope="session")

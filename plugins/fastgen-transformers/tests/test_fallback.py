@@ -8,14 +8,11 @@ import sys
 
 import pytest
 import torch
-from click.testing import CliRunner
 from fastgen_transformers import check, fastgen_models, routing, weights
 
+from fastgen import Engine, PluginError, UnsupportedModelError
 from fastgen import api as fg
-from fastgen.cli import main
-from fastgen.core.engine import Engine
-from fastgen.core.plugin import registry
-from fastgen.errors import PluginError, UnsupportedModelError
+from fastgen.testing.checkpoints import tiny_llama
 
 
 def test_importing_the_plugin_loads_no_torch():
@@ -25,23 +22,36 @@ def test_importing_the_plugin_loads_no_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_an_architecture_with_a_plugin_never_reaches_the_fallback():
-    found = registry()
-    claimed = {name for spec in found.models if not spec.fallback for name in spec.architectures}
-    assert "LlamaForCausalLM" in claimed
-    assert all(found.find_model(name).plugin != "transformers" for name in claimed)
+def cli(*arguments: object) -> str:
+    command = [sys.executable, "-m", "fastgen", *map(str, arguments)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def test_what_nobody_claims_falls_back():
-    spec = registry().find_model("CohereForCausalLM")
-    assert (spec.plugin, spec.fallback) == ("transformers", True)
+def test_it_claims_patterns_alone():
+    """So that whoever names an architecture comes first."""
+    rows = json.loads(cli("models", "--json"))
+    ours = [row for row in rows if row["plugin"] == "transformers"]
+    assert ours
+    assert all(row["fallback"] and ("*" in row["architecture"] or "Bert" in row["architecture"]) for row in ours)
+    assert not {row["architecture"] for row in ours} & {row["architecture"] for row in rows if not row["fallback"]}
 
 
-def test_a_pin_reaches_it():
-    spec = registry().find_model("LlamaForCausalLM", adapter={"LlamaForCausalLM": "fastgen-transformers"})
-    assert spec.plugin == "transformers"
+def test_an_architecture_with_a_plugin_never_reaches_it(tmp_path, monkeypatch):
+    def never(*_):
+        raise AssertionError
+
+    monkeypatch.setattr("fastgen_transformers.config.resolve", never)
+    with Engine.load(tiny_llama(tmp_path), device="cpu", num_blocks=16) as engine:
+        assert engine.blueprint.spec.plugin == "llama"
+
+
+def test_a_pin_reaches_it(tmp_path):
+    options = {"device": "cpu", "num_blocks": 16}
+    tiny_llama(tmp_path)
+    with Engine.load(tmp_path, adapter={"LlamaForCausalLM": "fastgen-transformers"}, **options) as engine:
+        assert engine.blueprint.spec.plugin == "transformers"
     with pytest.raises(PluginError, match="no such plugin"):
-        registry().find_model("LlamaForCausalLM", adapter={"LlamaForCausalLM": "transformer"})
+        Engine.load(tmp_path, adapter={"LlamaForCausalLM": "transformer"}, **options)
 
 
 def test_its_spec_is_a_fallback():
@@ -59,8 +69,7 @@ def test_it_is_said_aloud_on_load(checkpoint, caplog):
 
 
 def test_explain_says_it_too(checkpoint):
-    result = CliRunner().invoke(main, ["explain", str(checkpoint("glm")), "--json"])
-    facts = json.loads(result.stdout)
+    facts = json.loads(cli("explain", checkpoint("glm"), "--json"))
     assert facts["model"]["plugin"].startswith("transformers (fastgen-transformers ")
     assert any("modelling code" in warning for warning in facts["warnings"])
 

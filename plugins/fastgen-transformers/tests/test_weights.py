@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from fastgen.errors import CheckpointError
+from fastgen import CheckpointError
 
 EXPERT = "model.layers.1.mlp.experts.2.down_proj.weight"
 NORM = "model.layers.3.input_layernorm.weight"
