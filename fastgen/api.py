@@ -79,7 +79,14 @@ if TYPE_CHECKING:
     )
     from fastgen.core.layers.layer import parameter
     from fastgen.core.rope_config import RopeConfig
-    from fastgen.core.weight_map import DECODER_WEIGHTS, Destination, WeightMap, split_gate_up, split_qkv, split_qkv_groups
+    from fastgen.core.weight_map import (
+        DECODER_WEIGHTS,
+        Destination,
+        WeightMap,
+        split_gate_up,
+        split_qkv,
+        split_qkv_groups,
+    )
     from fastgen.kernels.ops import Implementation, KernelTable, Need
     from fastgen.kernels.paging import PagedLayout
 
@@ -158,9 +165,9 @@ __all__ = [
     "ModelSpec",
     "Need",
     "Norm",
+    "PagedLayout",
     "Parallel",
     "ParallelNorms",
-    "PagedLayout",
     "PlainMLP",
     "PluginError",
     "PostNorm",

@@ -9,6 +9,7 @@ from torch import nn
 
 from fastgen.core.layers import Batch, CachedAttention, Norm, Rope
 from fastgen.core.layers.layer import Bindable
+from fastgen.errors import PluginError
 from fastgen.kernels.ops import KernelTable
 
 __all__ = ["Block", "Decoder", "Parallel", "ParallelNorms", "PostNorm", "PreNorm", "Sandwich"]
@@ -105,10 +106,15 @@ class Decoder(nn.Module):
     """A whole causal language model.
 
     Args:
-        embed: ``(batch) -> [tokens, hidden]``, an `Embed` or a part that stands for it.
+        embed: ``(batch) -> [tokens, hidden]`` with a ``vocab_rows``, the number of ids it knows; an `Embed` or a part
+            that stands for it.
         blocks: in their order.
         norm: ``(stream, delta) -> (sum, its norm)``, a `Norm` or a part that stands for it.
-        head: ``[rows, hidden] -> [rows, vocab]`` with a ``vocab_rows``, a `Head` or a part that stands for it.
+        head: ``[rows, hidden] -> [rows, vocab]`` with a ``vocab_rows``, the width of its logits; a `Head` or a part
+            that stands for it.
+
+    Raises:
+        PluginError: an embedding or a head without ``vocab_rows``.
     """
 
     remarks: tuple[str, ...] = ()
@@ -116,7 +122,13 @@ class Decoder(nn.Module):
 
     def __init__(self, embed: nn.Module, blocks: Iterable[Block], norm: nn.Module, head: nn.Module) -> None:
         super().__init__()
+        for name, part in (("embed", embed), ("head", head)):
+            if not isinstance(getattr(part, "vocab_rows", None), int):
+                raise PluginError(
+                    f"the decoder's {name}, a {type(part).__name__}, does not say its vocab_rows (an int)"
+                )
         self.embed, self.blocks, self.norm, self.head = embed, nn.ModuleList(blocks), norm, head
+        self._ropes: tuple[Rope, ...] = ()
         for index, attention in enumerate(self.attentions()):
             attention.index = index
 
@@ -131,15 +143,16 @@ class Decoder(nn.Module):
         for module in self.modules():
             if module is not self and isinstance(module, Bindable):
                 module.bind(kernels)
+        self._ropes = tuple(module for module in self.modules() if isinstance(module, Rope))
 
     def regime(self, length: int) -> tuple[int, ...]:
         """What a prompt of this length changes in the keys: part of the key of cached prefixes."""
-        regimes = (module.regime(length) for module in self.modules() if isinstance(module, Rope))
+        regimes = (rope.regime(length) for rope in self._ropes)
         return tuple(sorted({regime for regime in regimes if regime is not None}))
 
     def renewal(self, length: int) -> int | None:
         """The length at which all keys of a prompt of ``length`` tokens have to be computed anew; ``None``: never."""
-        lengths = (module.renewal(length) for module in self.modules() if isinstance(module, Rope))
+        lengths = (rope.renewal(length) for rope in self._ropes)
         return min((found for found in lengths if found is not None), default=None)
 
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -89,7 +89,7 @@ class Engine:
         rows = model.head.vocab_rows
         self.limits = Limits(
             max_model_len=self.max_model_len,
-            vocab_rows=model.embed.tokens.rows,
+            vocab_rows=model.embed.vocab_rows,
             valid_ids=min(rows, tokenizer.num_ids) if tokenizer is not None else rows,
             cache_tokens=blueprint.cache.tokens,
             loras=tuple(plan.name for plan in blueprint.loras),

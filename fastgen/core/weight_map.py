@@ -42,6 +42,8 @@ def split_gate_up(tensor: Any, config: Any) -> dict[str, Any]:
     return dict(zip(("gate", "up"), tensor.chunk(2), strict=True))
 
 
+_NUMBER = re.compile(r"\d+")
+
 Rule = str | tuple[str, Transform] | None
 
 
@@ -98,14 +100,16 @@ class WeightMap:
         )
 
     @cached_property
-    def _compiled(self) -> list[tuple[re.Pattern[str], str, Transform | None]]:
-        compiled = []
+    def _compiled(self) -> dict[str, list[tuple[re.Pattern[str], str, Transform | None]]]:
+        """By the pattern with every number in it as ``*`` too, so that a name finds its rule without a search."""
+        compiled: dict[str, list[tuple[re.Pattern[str], str, Transform | None]]] = {}
         for pattern, rule in self.rules.items():
             destination, transform = rule if isinstance(rule, tuple) else (rule, None)
             assert destination is not None
             if pattern.count("*") != destination.count("*"):
                 raise ValueError(f"the rule {pattern!r} -> {destination!r} has a different number of * on each side")
-            compiled.append((re.compile(re.escape(pattern).replace(r"\*", r"(\d+)")), destination, transform))
+            found = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
+            compiled.setdefault(_NUMBER.sub("*", pattern), []).append((found, destination, transform))
         return compiled
 
     @cached_property
@@ -119,7 +123,7 @@ class WeightMap:
     def find(self, name: str) -> Destination | None:
         """Where the tensor of this (canonical) name goes, or ``None`` when no rule claims it."""
         module, _, tail = name.rpartition(".")
-        for pattern, destination, transform in self._compiled:
+        for pattern, destination, transform in self._compiled.get(_NUMBER.sub("*", module), ()):
             match = pattern.fullmatch(module)
             if match is None:
                 continue
@@ -138,6 +142,8 @@ class WeightMap:
             return {n: n for n in names} | {n: canonical + n.removeprefix(found) for n in moved}
 
         as_written = {n: n for n in names}
+        if all(self.find(n) is not None or self.ignores(n) for n in names):
+            return as_written
         candidates = [as_written, *(under(found, canonical) for found, canonical in self.roots.items())]
         return max(candidates, key=lambda renamed: sum(self.find(n) is not None for n in renamed.values()))
 

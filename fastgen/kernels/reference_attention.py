@@ -20,6 +20,7 @@ __all__ = ["TorchPagedAttention"]
 
 _WASTE = 0.2  # a group's padding, as a share of its gathered blocks
 _GROUP_TOKENS = 16384  # gathered tokens of a group: bounds the buffers
+_SCORES = 2**23  # scores computed at once where torch has no fused attention: bounds their memory
 
 
 class _Pages(NamedTuple):
@@ -48,7 +49,7 @@ class _Chunk:
     last: int
     context: int
     blocks: torch.Tensor  # [blocks] int64
-    mask: torch.Tensor | None  # [1 or heads, rows, context], or None where the rows are the whole context
+    mask: torch.Tensor | None  # [rows, context]; None where causal is all there is to say, or scores are biased
 
 
 class TorchPagedAttention:
@@ -102,13 +103,23 @@ class TorchPagedAttention:
         q = query.index_select(0, group.rows).view(count, kv_heads, heads // kv_heads, dim)
         mask = group.mask
         mask = mask[:, None] if mask.shape[1] == 1 else mask.view(count, kv_heads, heads // kv_heads, -1)
-        result = _attend(q, k, v, mask, scores)
+        if scores.softcap is None:
+            result = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scores.scale)
+        else:
+            q, k, v = q.float(), k.float(), v.float()
+            result = (_weigh(q @ k.transpose(-1, -2), mask, scores) @ v).to(out.dtype)
         out.index_copy_(0, group.rows, result.reshape(count, heads, -1))
 
     def _chunk(self, chunk: _Chunk, query: torch.Tensor, cache: _Pages, scores: Scores, out: torch.Tensor) -> None:
         k, v = (t[: chunk.context] for t in self._gather(cache, chunk.blocks))
-        q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (query[chunk.first : chunk.last], k, v))
-        result = _attend(q, k, v, chunk.mask, scores)
+        q = query[chunk.first : chunk.last]
+        if scores.softcap is not None or scores.slopes is not None or k.shape[2] != v.shape[2]:
+            out[chunk.first : chunk.last] = _attend_in_slices(q, k, v, scores)
+            return
+        q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
+        result = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=scores.scale, enable_gqa=True
+        )
         out[chunk.first : chunk.last] = result[0].transpose(0, 1)
 
     def _gather(
@@ -133,21 +144,31 @@ class TorchPagedAttention:
         return found if padding is None else found.index_fill_(0, padding, 0)
 
 
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scores: Scores
-) -> torch.Tensor:
-    """``q [batch, heads, rows, dim]`` over ``k, v [batch, kv_heads, context, ...]``; no mask: causal."""
-    grouped = q.shape[1] != k.shape[1]
+def _attend_in_slices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -> torch.Tensor:
+    """``q [rows, heads, dim]``, the last of the context of ``k`` and ``v [context, kv_heads, ...]``; a few rows at a
+    time, because torch would hold all scores at once (and, for groups of heads, the keys once for each). In float32."""
+    (rows, heads), (context, kv_heads) = q.shape[:2], k.shape[:2]
+    k, v = k.transpose(0, 1).float(), v.transpose(0, 1).float()
+    out = q.new_empty(rows, heads, v.shape[2])
+    step = max(1, _SCORES // (heads * context))
+    for first in range(0, rows, step):
+        last = min(first + step, rows)
+        some = q[first:last].transpose(0, 1).float().reshape(kv_heads, -1, q.shape[2])
+        found = (some @ k.transpose(1, 2)).view(heads, last - first, context)
+        weights = _weigh(found, _bias(context - rows + first, context - rows + last, context, scores, found), scores)
+        mixed = weights.view(kv_heads, -1, context) @ v
+        out[first:last] = mixed.view(heads, last - first, -1).transpose(0, 1)
+    return out
+
+
+def _weigh(products: torch.Tensor, mask: torch.Tensor, scores: Scores) -> torch.Tensor:
+    """The weights of the values, from ``query . key``, which is overwritten."""
     if scores.softcap is None:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scores.scale, enable_gqa=grouped
-        )
-    if grouped:
-        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-    if mask is None:
-        mask = _bias(q.shape[2], k.shape[2], Scores(scores.scale), q.dtype, q.device)
-    capped = torch.tanh(q @ k.transpose(-1, -2) * (scores.scale / scores.softcap)) * scores.softcap
-    return (capped + mask).softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+        products *= scores.scale
+    else:
+        products.mul_(scores.scale / scores.softcap).tanh_().mul_(scores.softcap)
+    products += mask
+    return products.softmax(-1)
 
 
 def _plan(layout: PagedLayout, scores: Scores, dtype: torch.dtype) -> list[_Decodes | _Chunk]:
@@ -162,8 +183,10 @@ def _plan(layout: PagedLayout, scores: Scores, dtype: torch.dtype) -> list[_Deco
             singles.append((last - first, s))
             continue
         blocks, seen = layout.block_table[s, first:last], context - first * size
-        whole = count == seen and (scores.window is None or count <= scores.window) and scores.slopes is None
-        mask = None if whole else _bias(count, seen, scores, dtype, blocks.device)
+        whole = count == seen and (scores.window is None or count <= scores.window)
+        by_hand = scores.softcap is not None or scores.slopes is not None
+        like = layout.block_table.new_empty(0, dtype=dtype)
+        mask = None if whole or by_hand else _bias(seen - count, seen, seen, scores, like)[0]
         work.append(_Chunk(start, start + count, seen, blocks, mask))
     singles.sort(reverse=True)
     while singles:
@@ -204,13 +227,14 @@ def _decodes(layout: PagedLayout, sequences: list[int], width: int, scores: Scor
     return _Decodes(rows, blocks, unseen.flatten().nonzero().flatten(), mask)
 
 
-def _bias(count: int, context: int, scores: Scores, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """``[1 or heads, count, context]``: what the last ``count`` of ``context`` tokens add to their scores."""
-    queries = torch.arange(context - count, context, device=device)
-    distance = queries[:, None] - torch.arange(context, device=device)
-    slopes = _slopes(scores, device)
+def _bias(first: int, last: int, context: int, scores: Scores, like: torch.Tensor) -> torch.Tensor:
+    """``[1 or heads, last - first, context]``: what the tokens ``first : last`` add to their scores; dtype and device
+    are ``like``'s."""
+    queries = torch.arange(first, last, device=like.device)
+    distance = queries[:, None] - torch.arange(context, device=like.device)
+    slopes = _slopes(scores, like.device)
     unseen = _unseen(distance, scores.window)
-    return _masked(distance[None], unseen[None], None if slopes is None else slopes[:, None, None], dtype)
+    return _masked(distance[None], unseen[None], None if slopes is None else slopes[:, None, None], like.dtype)
 
 
 def _unseen(distance: torch.Tensor, window: int | None) -> torch.Tensor:

@@ -96,7 +96,10 @@ class Attention(nn.Module):
         bias: whether the query, key and value projections have biases.
         out_bias: whether the output projection has one.
         q_norm: over each query head, or over all of them at once, as its size says; before the rope.
-        k_norm: the same of the keys.
+        k_norm: the same of the keys; both or neither.
+
+    Raises:
+        ConfigError: as `CachedAttention`; one norm without the other, or of another size.
     """
 
     def __init__(
@@ -122,6 +125,13 @@ class Attention(nn.Module):
             hidden, {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}, bias=bias
         )
         self.out = Linear(heads * head_dim, hidden, bias=out_bias)
+        if (q_norm is None) != (k_norm is None):
+            raise ConfigError("attention has a norm of its queries or of its keys, but not of both")
+        for name, norm, count in (("q_norm", q_norm, heads), ("k_norm", k_norm, kv_heads)):
+            if norm is not None and norm.size not in (head_dim, count * head_dim):
+                raise ConfigError(
+                    f"{name} has size {norm.size}; it must be {head_dim} (each head) or {count * head_dim} (all heads)"
+                )
         self.rope, self.q_norm, self.k_norm = rope, q_norm, k_norm
         self.cached = CachedAttention(
             heads, kv_heads, head_dim, scale=scale, window=window, softcap=softcap, slopes=slopes

@@ -59,10 +59,15 @@ class Embed(nn.Module):
         self.tokens, self.positions = tokens, positions
         self.position_offset, self.scale = position_offset, scale
 
+    @property
+    def vocab_rows(self) -> int:
+        """Ids it knows."""
+        return self.tokens.rows
+
     def forward(self, batch: Batch) -> torch.Tensor:
         stream: torch.Tensor = self.tokens(batch.ids)
         if self.scale is not None:  # rounded as the checkpoint's training rounded it: to the model's dtype, first
-            stream = stream * torch.tensor(self.scale, dtype=stream.dtype, device=stream.device)
+            stream = stream * torch.tensor(self.scale, dtype=stream.dtype).item()
         if self.positions is not None:
             stream = stream + self.positions(batch.positions + self.position_offset)
         return stream

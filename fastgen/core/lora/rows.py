@@ -34,16 +34,17 @@ def row_map(transform: Transform, config: Any, rows: int, columns: int) -> RowMa
     Returns:
         ``None`` if the transform takes no weight of this size, stored either way, or does more than move rows.
     """
-    row = torch.arange(rows, dtype=torch.int32)[:, None].expand(rows, columns)
-    column = torch.arange(columns, dtype=torch.int32)[None].expand(rows, columns)
-    for transposed in (False, True):
+    few = min(columns, 4)  # whole rows move whatever their width is; some transforms insist on the real one
+    for width, transposed in dict.fromkeys(((few, False), (few, True), (columns, False), (columns, True))):
+        row = torch.arange(rows, dtype=torch.int32)[:, None].expand(rows, width)
+        column = torch.arange(width, dtype=torch.int32)[None].expand(rows, width)
         try:
             by_row, by_column = (
                 transform((weight.t() if transposed else weight).contiguous(), config) for weight in (row, column)
             )
         except Exception:  # the transform's own: it cannot take this shape apart
             continue
-        if all(_moves_rows(by_row[slot], by_column[slot], rows, columns) for slot in by_row):
+        if all(_moves_rows(by_row[slot], by_column[slot], rows, width) for slot in by_row):
             return RowMap({slot: part[:, 0].long().clone() for slot, part in by_row.items()}, transposed)
     return None
 

@@ -100,13 +100,7 @@ class _Rows(nn.Module):
 
     def __init__(self, rows: int) -> None:
         super().__init__()
-        self.rows = self.vocab_rows = rows
-
-
-class _Embed(nn.Module):
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        self.tokens = _Rows(rows)
+        self.vocab_rows = rows
 
 
 class HostedDecoder(fg.Decoder):
@@ -121,7 +115,7 @@ class HostedDecoder(fg.Decoder):
         table = model.get_input_embeddings()
         head = model.get_output_embeddings()
         rows = model.config.get_text_config().vocab_size if head is None else head.weight.shape[0]
-        super().__init__(_Embed(table.weight.shape[0]), [], nn.Identity(), _Rows(rows))
+        super().__init__(_Rows(table.weight.shape[0]), [], nn.Identity(), _Rows(rows))
         self.hosted = HostedModule(model)
         self.cached = nn.ModuleList(
             fg.CachedAttention(
@@ -160,7 +154,7 @@ class HostedDecoder(fg.Decoder):
     def forward(self, batch: fg.Batch) -> torch.Tensor:
         """Logits of the rows asked for, ``[len(batch.rows), vocab]``."""
         rows = {"logits_to_keep": batch.rows} if self._selects else {}
-        with running(Pass(list(self.attentions()), batch)):
+        with running(Pass(list(self.cached), batch)):
             output = self.hosted.model(
                 input_ids=batch.ids[None], position_ids=batch.positions[None], use_cache=False, return_dict=True, **rows
             )
