@@ -88,7 +88,7 @@ if TYPE_CHECKING:
         split_qkv_groups,
     )
     from fastgen.kernels.ops import Implementation, KernelTable, Need
-    from fastgen.kernels.paging import PagedLayout
+    from fastgen.kernels.paging import CacheSpec, PagedAttention, PagedLayout, Scores
 
 _HOMES = {
     "alibi_slopes": "fastgen.core.layers",
@@ -96,10 +96,11 @@ _HOMES = {
     "Batch": "fastgen.core.layers",
     "Block": "fastgen.core.containers",
     "CachedAttention": "fastgen.core.layers",
+    "CacheSpec": "fastgen.kernels.paging",
     "Count": "fastgen.core.hf_config",
     "Decoder": "fastgen.core.containers",
-    "Destination": "fastgen.core.weight_map",
     "DECODER_WEIGHTS": "fastgen.core.weight_map",
+    "Destination": "fastgen.core.weight_map",
     "Embed": "fastgen.core.layers",
     "Experts": "fastgen.core.layers",
     "Head": "fastgen.core.layers",
@@ -113,9 +114,10 @@ _HOMES = {
     "MoE": "fastgen.core.layers",
     "Need": "fastgen.kernels.ops",
     "Norm": "fastgen.core.layers",
+    "PagedAttention": "fastgen.kernels.paging",
+    "PagedLayout": "fastgen.kernels.paging",
     "Parallel": "fastgen.core.containers",
     "ParallelNorms": "fastgen.core.containers",
-    "PagedLayout": "fastgen.kernels.paging",
     "parameter": "fastgen.core.layers.layer",
     "PlainMLP": "fastgen.core.layers",
     "PostNorm": "fastgen.core.containers",
@@ -124,6 +126,7 @@ _HOMES = {
     "Rope": "fastgen.core.layers",
     "RopeConfig": "fastgen.core.rope_config",
     "Sandwich": "fastgen.core.containers",
+    "Scores": "fastgen.kernels.paging",
     "SharedExpert": "fastgen.core.layers",
     "split_gate_up": "fastgen.core.weight_map",
     "split_qkv": "fastgen.core.weight_map",
@@ -138,6 +141,7 @@ __all__ = [
     "Attention",
     "Batch",
     "Block",
+    "CacheSpec",
     "CachedAttention",
     "CheckpointError",
     "CheckpointFormatSpec",
@@ -165,6 +169,7 @@ __all__ = [
     "ModelSpec",
     "Need",
     "Norm",
+    "PagedAttention",
     "PagedLayout",
     "Parallel",
     "ParallelNorms",
@@ -176,6 +181,7 @@ __all__ = [
     "Rope",
     "RopeConfig",
     "Sandwich",
+    "Scores",
     "SharedExpert",
     "Table",
     "UnsupportedModelError",

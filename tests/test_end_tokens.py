@@ -67,7 +67,7 @@ def test_a19_each_file_stops_by_itself(answer: Callable[..., list[int]]) -> None
 
 
 def test_a19_an_override_of_one_key_keeps_the_files_ends(answer: Callable[..., list[int]]) -> None:
-    """With a random temperature the model still counts: all other scores are as low as can be told apart."""
+    """Its top_k of 1 among them, without which a temperature as high would draw other tokens."""
     file = {"eos_token_id": 11, "do_sample": True, "temperature": 0.5, "top_k": 1}
     assert answer(None, file) == [11]
     assert answer(None, file, temperature=1.5) == [11]

@@ -111,8 +111,8 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
         load_bin=config.load_bin,
     )
     warnings += [f"LoRA adapter {lora.name!r} {doubt}" for lora in loras for doubt in lora.warnings]
-    parameters = sum(p.numel() for p in skeleton.parameters()) + sum(lora.parameters for lora in loras)
-    weight_bytes = parameters * dtype.itemsize
+    weight_bytes = sum(p.numel() * p.element_size() for p in skeleton.parameters())  # some stay in float32
+    weight_bytes += sum(lora.parameters for lora in loras) * dtype.itemsize
     cache = plan_cache(skeleton, config, dtype, device, max_model_len=max_model_len, weight_bytes=weight_bytes)
     return Blueprint(
         files=files,

@@ -183,7 +183,8 @@ def _plan(layout: PagedLayout, scores: Scores, dtype: torch.dtype) -> list[_Deco
             singles.append((last - first, s))
             continue
         blocks, seen = layout.block_table[s, first:last], context - first * size
-        whole = count == seen and (scores.window is None or count <= scores.window)
+        # torch masks before it scales, so that a scale of 0 or below would turn its -inf into what counts.
+        whole = count == seen and (scores.window is None or count <= scores.window) and scores.scale > 0
         by_hand = scores.softcap is not None or scores.slopes is not None
         like = layout.block_table.new_empty(0, dtype=dtype)
         mask = None if whole or by_hand else _bias(seen - count, seen, seen, scores, like)[0]

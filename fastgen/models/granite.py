@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastgen import api as fg
 
 
@@ -53,21 +51,11 @@ def build(c: GraniteConfig) -> fg.Decoder:
     )
 
 
-def split_gates(stacked: Any, _: object) -> dict[str, Any]:
-    """``[experts, gate | up, hidden]``, as the slots of each expert."""
-    halves = zip(("gate", "up"), stacked.chunk(2, 1), strict=True)
-    return {f"{expert}.{which}": rows for which, half in halves for expert, rows in enumerate(half)}
-
-
-def split_downs(stacked: Any, _: object) -> dict[str, Any]:
-    return {f"{expert}.down": rows for expert, rows in enumerate(stacked)}
-
-
 EXPERTS = fg.DECODER_WEIGHTS.but(
     {
         "model.layers.*.block_sparse_moe.router.layer": "blocks.*.mlp.router",
-        "model.layers.*.block_sparse_moe.input_linear": ("blocks.*.mlp.experts", split_gates),
-        "model.layers.*.block_sparse_moe.output_linear": ("blocks.*.mlp.experts", split_downs),
+        "model.layers.*.block_sparse_moe.input_linear": "blocks.*.mlp.experts[gate_up]",
+        "model.layers.*.block_sparse_moe.output_linear": "blocks.*.mlp.experts[down]",
         "model.layers.*.block_sparse_moe.router": "blocks.*.mlp.router",  # as transformers 5 has them in memory
         "model.layers.*.block_sparse_moe.experts": "blocks.*.mlp.experts",
     }

@@ -88,7 +88,7 @@ def tiny_config(model_type: str, **overrides: Any) -> Any:
 
 def _tiny(cls: Any, model_type: str, overrides: dict[str, Any]) -> Any:
     nested = getattr(cls, "sub_configs", {}).get("text_config")
-    if nested is not None:
+    if nested is not None and hasattr(nested, "model_type"):  # else it can be of any kind
         return cls(text_config=_tiny(nested, nested.model_type, overrides).to_dict())
     fields = _fields(cls)
     chosen = {name: value for name, value in _SIZES.items() if name in fields}

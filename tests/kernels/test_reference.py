@@ -137,6 +137,13 @@ def test_paged_attention_rules(rules, dtype, block_size):
     check_attention(CacheSpec(3, 16, 16), 6, Scores(0.3, **given), dtype, block_size)
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+@pytest.mark.parametrize("rules", ["plain", "window", "softcap"])
+def test_paged_attention_with_any_scale(rules, scale):
+    """Nothing that comes later is seen, whatever scores are multiplied by."""
+    check_attention(CacheSpec(3, 16, 16), 6, Scores(scale, **RULES[rules]), torch.float32, 5)
+
+
 @pytest.mark.parametrize("rules", ["plain", "window"])
 def test_values_in_keys(rules):
     spec = CacheSpec(1, 24, 16, values_in_keys=True)

@@ -269,7 +269,7 @@ class Family:
 
     @torch.inference_mode()
     def _answer(self, config: Any, directory: Path) -> torch.Tensor | str:
-        if count(config) > 2 * self.parameters:  # sizes of the class
+        if config.num_hidden_layers > 8 or count(config) > 2 * self.parameters:  # sizes of the class
             return "a larger model"
         # Eager attention adds ALiBi's biases twice.
         attention = "sdpa" if getattr(config, "alibi", False) else "eager"
@@ -290,10 +290,12 @@ class Family:
                 stands for nothing, then.
         """
         want, got = self.theirs(raw), self.ours(raw)
+        if isinstance(want, str) and isinstance(got, str):
+            return None
         if isinstance(want, str) and absent is not None:
             want = self.ours(absent)
         if isinstance(want, str):
-            return None if isinstance(got, str) else f"answered, where transformers says {want}"
+            return f"answered, where transformers says {want}"
         if isinstance(got, str):
             return f"refused, where transformers answers: {got}"
         difference = (got - want).abs().max().item()

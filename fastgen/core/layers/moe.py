@@ -19,8 +19,9 @@ __all__ = ["Experts", "MoE", "SharedExpert"]
 class Experts(Layer):
     """Gated feed-forward networks of one size, side by side, of which each token visits a few.
 
-    Checkpoints hold them one by one (slots ``0.gate``, ``0.up``, ``0.down``, ``1.gate``, ...) or stacked (tensors
-    ``gate_up_proj [count, 2 * width, hidden]`` and ``down_proj [count, hidden, width]``); both fill the same places.
+    Checkpoints hold them one by one (slots ``0.gate``, ``0.up``, ``0.down``, ``1.gate``, ...) or stacked (slots
+    ``gate_up [count, 2 * width, hidden]`` and ``down [count, hidden, width]``, or tensors ``gate_up_proj`` and
+    ``down_proj`` of the module itself); all fill the same places.
 
     Args:
         count: how many.
@@ -54,14 +55,15 @@ class Experts(Layer):
         return self.gate_up[int(expert)].narrow(0, self.width if which == "up" else 0, self.width)
 
     def spread(self, slot: str, tail: str, tensor: torch.Tensor) -> dict[Want, torch.Tensor]:
-        if slot or tail not in ("gate_up_proj", "down_proj") or tensor.shape[:1] != (self.count,):
+        which = slot if slot in ("gate_up", "down") else "" if slot else tail.removesuffix("_proj")
+        if which not in ("gate_up", "down") or tensor.shape[:1] != (self.count,):
             return {(slot, tail): tensor}
-        if tail == "down_proj":
+        if which == "down":
             return {(f"{expert}.down", "weight"): part for expert, part in enumerate(tensor)}
         gates, ups = tensor.chunk(2, 1)
         return {
-            (f"{expert}.{which}", "weight"): part
-            for which, parts in (("gate", gates), ("up", ups))
+            (f"{expert}.{half}", "weight"): part
+            for half, parts in (("gate", gates), ("up", ups))
             for expert, part in enumerate(parts)
         }
 
