@@ -317,7 +317,7 @@ def _max_model_len(config: EngineConfig, model: HFConfig) -> int:
     longest = model.max_position_embeddings
     # The dynamic type rescales with the prompt's length: config.json's limit is where that starts, not where it ends.
     if model.rope is not None and model.rope.type == "dynamic" and model.rope.factor:
-        longest = int(longest * model.rope.factor)
+        longest = int(min(longest * model.rope.factor, 2**31 - 1))
     if config.max_model_len is None:
         return longest
     if config.max_model_len > longest:

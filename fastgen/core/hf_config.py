@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fastgen.core.json_file import read_json_object
 from fastgen.core.quantised import refuse_quantised
@@ -16,6 +16,7 @@ from fastgen.errors import ConfigError, ModelNotFoundError, UnsupportedModelErro
 __all__ = ["HFConfig", "RopeConfig", "read_eos_ids", "read_generation_config", "read_raw_config"]
 
 Count = Annotated[int, Field(ge=1)]
+_LARGEST = 2**31 - 1
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 
 
@@ -188,6 +189,18 @@ class HFConfig(BaseModel):
             reason = "use_sliding_window is false" if off else "sliding_window is not set"
             raise ConfigError(f"config.json: layer_types has sliding_attention layers, but {reason}; they must agree")
         return [window if kind == "sliding_attention" else None for kind in kinds]
+
+    @field_validator("*")
+    @classmethod
+    def _within_reason(cls, value: Any, info: ValidationInfo) -> Any:
+        """Bounds that hold for a family's own fields too, and for those of these that it declares anew."""
+        if type(value) is int and abs(value) > _LARGEST:
+            raise ValueError(f"must lie between {-_LARGEST} and {_LARGEST}")
+        if info.field_name in ("intermediate_size", "max_position_embeddings") and value is not None and value < 1:
+            raise ValueError("must be 1 or more")
+        if info.field_name == "norm_eps" and not 0 < value < 1:
+            raise ValueError("must lie between 0 and 1")
+        return value
 
     @model_validator(mode="after")
     def _heads(self) -> Self:

@@ -33,15 +33,15 @@ class RopeConfig(BaseModel):
     """Leading dimensions of each head that are rotated, in pairs (i, i + rotary_dim / 2); the rest pass through."""
     partial_rotary_factor: PositiveFloat = 1.0
     max_position_embeddings: PositiveInt
-    factor: PositiveFloat | None = None
+    factor: Annotated[PositiveFloat, Field(le=1e9)] | None = None
     original_max_position_embeddings: PositiveInt | None = None
     low_freq_factor: PositiveFloat | None = None
     high_freq_factor: PositiveFloat | None = None
     attention_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    mscale: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    mscale_all_dim: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    beta_fast: PositiveFloat = 32.0
-    beta_slow: PositiveFloat = 1.0
+    mscale: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)] | None = None
+    mscale_all_dim: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)] | None = None
+    beta_fast: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)] = 32.0
+    beta_slow: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)] = 1.0
     truncate: Annotated[bool, Field(strict=True)] = True
     short_factor: tuple[PositiveFloat, ...] | None = None
     """For ``longrope``: what each pair's frequency is divided by, in requests no longer than
@@ -255,6 +255,12 @@ def _checked(rope: RopeConfig) -> RopeConfig:
     if rope.type in ("yarn", "longrope") and rope.factor is None:
         assert rope.original_max_position_embeddings is not None
         rope = rope.model_copy(update={"factor": rope.max_position_embeddings / rope.original_max_position_embeddings})
+    if rope.type == "longrope" and rope.attention_factor is None and rope.original_max_position_embeddings == 1:
+        if rope.factor is not None and rope.factor > 1:
+            raise ConfigError(
+                "config.json: rope type 'longrope' needs an original_max_position_embeddings above 1, or an "
+                "attention_factor, got 1"
+            )
     if rope.type == "dynamic" and rope.rotary_dim < 4:
         raise ConfigError(f"config.json: rope type 'dynamic' needs 4 rotated dimensions or more, got {rope.rotary_dim}")
     if rope.type == "dynamic" and rope.factor is not None and rope.factor < 1:

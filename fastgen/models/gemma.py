@@ -12,7 +12,7 @@ TANH = "gelu_pytorch_tanh"
 class GemmaConfig(fg.HFConfig):
     spellings: ClassVar = {"hidden_act": ("hidden_act",)}  # transformers does not read hidden_activation here
     defaults: ClassVar = {"head_dim": 256, "num_key_value_heads": 16, "max_position_embeddings": 8192}
-    intermediate_size: int
+    intermediate_size: fg.Count
     hidden_act: str = TANH
     tie_word_embeddings: bool = True
     attention_bias: bool = False

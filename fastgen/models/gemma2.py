@@ -10,7 +10,7 @@ from fastgen import api as fg
 class Gemma2Config(fg.HFConfig):
     spellings: ClassVar = {"hidden_act": ("hidden_act",)}  # which old files have too, and nothing reads
     defaults: ClassVar = {"head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 8192}
-    intermediate_size: int
+    intermediate_size: fg.Count
     hidden_activation: str = "gelu_pytorch_tanh"
     tie_word_embeddings: bool = True
     attention_bias: bool = False
@@ -20,11 +20,20 @@ class Gemma2Config(fg.HFConfig):
     sliding_window: fg.Count | None = 4096
     layer_types: list[str] | None = None
 
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        if self.query_pre_attn_scalar <= 0:
+            raise fg.ConfigError(
+                f"config.json: query_pre_attn_scalar must be above 0, got {self.query_pre_attn_scalar!r}"
+            )
+        return float(self.query_pre_attn_scalar**-0.5)
+
 
 def build(c: Gemma2Config) -> fg.Decoder:
     rope, bias = fg.Rope(c.rope), c.attention_bias
     heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
-    scores = {"scale": c.query_pre_attn_scalar**-0.5, "softcap": c.attn_logit_softcapping}
+    scores = {"scale": c.scale, "softcap": c.attn_logit_softcapping}
 
     def attention(window: int | None) -> fg.Attention:
         return fg.Attention(c.hidden_size, *heads, rope=rope, bias=bias, out_bias=bias, window=window, **scores)

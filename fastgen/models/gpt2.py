@@ -15,7 +15,7 @@ class GPT2Config(fg.HFConfig):
     has_rope = False
     hidden_act: str = "gelu_new"
     norm_eps: float = 1e-5
-    max_position_embeddings: int = 1024
+    max_position_embeddings: fg.Count = 1024
     tie_word_embeddings: bool = True
     scale_attn_weights: bool = True
     scale_attn_by_inverse_layer_idx: bool = False

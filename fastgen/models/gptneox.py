@@ -11,7 +11,7 @@ from fastgen import api as fg
 class GPTNeoXConfig(fg.HFConfig):
     spellings: ClassVar = {"rope_theta": ("rotary_emb_base",), "partial_rotary_factor": ("rotary_pct",)}
     default_partial_rotary_factor = 0.25
-    intermediate_size: int
+    intermediate_size: fg.Count
     hidden_act: str = "gelu"
     norm_eps: float = 1e-5
     attention_bias: bool = True

@@ -6,7 +6,7 @@ from fastgen import api as fg
 
 
 class GraniteConfig(fg.HFConfig):
-    intermediate_size: int
+    intermediate_size: fg.Count
     attention_bias: bool = False
     mlp_bias: bool = False
     embedding_multiplier: float = 1.0
@@ -23,6 +23,8 @@ class GraniteMoeConfig(GraniteConfig):
 def build(c: GraniteConfig) -> fg.Decoder:
     from fastgen.models.granite_block import WeightedPreNorm
 
+    if c.logits_scaling == 0:
+        raise fg.ConfigError("config.json: logits_scaling is 0, and logits are divided by it")
     rope = fg.Rope(c.rope)
     tokens = fg.Table(c.vocab_size, c.hidden_size)
 

@@ -6,7 +6,7 @@ from fastgen import api as fg
 
 
 class LlamaConfig(fg.HFConfig):
-    intermediate_size: int
+    intermediate_size: fg.Count
     attention_bias: bool = False
     mlp_bias: bool = False
 

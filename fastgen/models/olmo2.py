@@ -9,7 +9,7 @@ from fastgen import api as fg
 
 class Olmo2Config(fg.HFConfig):
     defaults: ClassVar = {"norm_eps": 1e-5}
-    intermediate_size: int
+    intermediate_size: fg.Count
     attention_bias: bool = False
 
 

@@ -14,9 +14,9 @@ class OPTConfig(fg.HFConfig):
         "remove_final_norm": ("_remove_final_layer_norm",),
     }
     has_rope = False
-    intermediate_size: int
+    intermediate_size: fg.Count
     hidden_act: str = "relu"
-    word_embed_proj_dim: int | None = None
+    word_embed_proj_dim: fg.Count | None = None
     do_layer_norm_before: bool = True
     remove_final_norm: bool = False
     enable_bias: bool = True

@@ -7,7 +7,7 @@ from fastgen import api as fg
 
 class PhiConfig(fg.HFConfig):
     default_partial_rotary_factor = 0.5
-    intermediate_size: int
+    intermediate_size: fg.Count
     hidden_act: str = "gelu_new"
     norm_eps: float = 1e-5
     qk_layernorm: bool = False

@@ -10,10 +10,10 @@ from fastgen import api as fg
 class Phi3Config(fg.HFConfig):
     spellings: ClassVar = {"partial_rotary_factor": ("partial_rotary_factor",)}
     rope_types: ClassVar = {"yarn": "longrope"}  # as the first files called it
-    intermediate_size: int
+    intermediate_size: fg.Count
     norm_eps: float = 1e-5
-    max_position_embeddings: int = 4096
-    original_max_position_embeddings: int = 4096
+    max_position_embeddings: fg.Count = 4096
+    original_max_position_embeddings: fg.Count = 4096
     sliding_window: int | None = None
 
 

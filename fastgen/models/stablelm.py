@@ -11,9 +11,9 @@ class StableLmConfig(fg.HFConfig):
     spellings: ClassVar = {"partial_rotary_factor": ("partial_rotary_factor", "rope_pct")}
     defaults: ClassVar = {"num_key_value_heads": 32}
     default_partial_rotary_factor = 0.25
-    intermediate_size: int
+    intermediate_size: fg.Count
     norm_eps: float = 1e-5
-    max_position_embeddings: int = 4096
+    max_position_embeddings: fg.Count = 4096
     use_qkv_bias: bool = False
     qk_layernorm: bool = False
     use_parallel_residual: bool = False

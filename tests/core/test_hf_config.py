@@ -191,6 +191,56 @@ def test_f5_values_that_cannot_be_used_are_named(fields: dict[str, Any], named: 
     assert named in str(error.value)
 
 
+class Anew(HFConfig):
+    """A family that declares fields anew, without the bounds they had."""
+
+    intermediate_size: int
+    norm_eps: float = 1e-5
+    max_position_embeddings: int = 64
+    sliding_window: int | None = None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("intermediate_size", value) for value in (0, -1, 10**30, 2**63)),
+        *(("layer_norm_eps", value) for value in (0.0, -1e-5, 1.0, 1)),
+        *(("n_positions", value) for value in (0, -1, 2**31)),
+        *(("sliding_window", value) for value in (10**30, -(10**30), 2**63)),
+    ],
+)
+def test_bounds_hold_for_fields_declared_anew(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"config.json: {key}: must .*, got {value}".replace("+", "[+]")):
+        Anew.from_raw({**SIZES, "intermediate_size": 48, key: value})
+    assert Anew.from_raw({**SIZES, "intermediate_size": 1, "n_positions": 1, "sliding_window": 2**31 - 1})
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 1e308}, "rope beta_fast"),
+        ({"rope_type": "yarn", "factor": 4.0, "beta_slow": 1e-320}, "rope beta_slow"),
+        ({"rope_type": "yarn", "factor": 4.0, "mscale_all_dim": 1e308}, "rope mscale_all_dim"),
+        ({"rope_type": "dynamic", "factor": 1e308}, "rope factor"),
+        (
+            {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "type": "su", "original_max_position_embeddings": 1},
+            "needs an original_max_position_embeddings above 1",
+        ),
+    ],
+    ids=str,
+)
+def test_ropes_without_a_value_are_refused(rope: dict[str, Any], message: str) -> None:
+    """Where the formulas would divide by zero or overflow."""
+    with pytest.raises(ConfigError, match=message):
+        read(rope_scaling=rope)
+
+
+def test_longrope_of_one_original_position_with_a_factor_of_its_own() -> None:
+    lists = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope = read(rope_scaling={"type": "su", "original_max_position_embeddings": 1, "attention_factor": 2.0, **lists})
+    assert rope.rope is not None and rope.rope.attention_factor == 2.0
+
+
 @pytest.mark.parametrize("rope_type", ["yran", "proportional", "mrope"])
 def test_unknown_rope_types_are_refused(rope_type: str) -> None:
     with pytest.raises(UnsupportedModelError, match=rope_type):

@@ -35,7 +35,7 @@ class CachedAttention(nn.Module):
         slopes: ALiBi's, one for each query head (`alibi_slopes`).
 
     Raises:
-        ConfigError: heads that cannot share keys evenly, or a window below 1.
+        ConfigError: heads that cannot share keys evenly, a window below 1, or a scale that is no number.
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class CachedAttention(nn.Module):
         self.value_dim = head_dim if value_dim is None else value_dim
         self.cache_spec = CacheSpec(kv_heads, head_dim, self.value_dim, values_in_keys)
         scale = head_dim**-0.5 if scale is None else scale
+        if isinstance(scale, complex) or not math.isfinite(scale):
+            raise ConfigError(f"config.json: scores cannot be multiplied by {scale}")
         self.scores = Scores(scale, window, softcap or None, None if slopes is None else tuple(slopes))
         self.index = -1  # its place among the decoder's caches, given by the Decoder
         self.kernel: PagedAttention

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,9 +11,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from fastgen.errors import ConfigError
 from fastgen.kernels.ops import KernelTable
 
 __all__ = ["Bindable", "Layer", "Want", "building", "parameter"]
+
+_MOST_BYTES = 2**60  # torch counts bytes in 63 bits
 
 Want = tuple[str, str]
 """``(slot, tail)``: a place one checkpoint tensor fills; tail is ``weight``, ``bias``, ..."""
@@ -60,6 +64,12 @@ def building(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
 
 
 def parameter(*shape: int) -> nn.Parameter:
-    """An unfilled parameter, of the dtype and on the device of `building`; serving needs no gradients."""
+    """An unfilled parameter, of the dtype and on the device of `building`; serving needs no gradients.
+
+    Raises:
+        ConfigError: there is no tensor of this shape.
+    """
     dtype, device = _where.get((torch.float32, torch.device("cpu")))
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > _MOST_BYTES:
+        raise ConfigError(f"config.json describes a part of shape {list(shape)}, which cannot be: check its sizes")
     return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)

@@ -15,6 +15,8 @@ from fastgen.kernels.ops import KernelTable
 
 __all__ = ["Experts", "MoE", "SharedExpert"]
 
+_MOST_EXPERTS = 2**16
+
 
 class Experts(Layer):
     """Gated feed-forward networks of one size, side by side, of which each token visits a few.
@@ -31,11 +33,14 @@ class Experts(Layer):
 
     Raises:
         UnsupportedModelError: no such activation.
+        ConfigError: no experts, or too many.
     """
 
     def __init__(self, count: int, hidden: int, width: int, activation: str) -> None:
         super().__init__()
         check_activation(activation)
+        if not 1 <= count <= _MOST_EXPERTS:  # each has places of its own, by name
+            raise ConfigError(f"config.json: {count} experts; there must be 1 to {_MOST_EXPERTS}")
         self.count, self.hidden, self.width, self.activation = count, hidden, width, activation
         self.gate_up = parameter(count, 2 * width, hidden)
         self.down = parameter(count, hidden, width)

@@ -34,8 +34,8 @@ def build(config: TransformersConfig) -> HostedDecoder:
         observed = _make(config, PROBE, torch.float32, torch.device("meta"))
     except Exception as error:
         raise fg.UnsupportedModelError(
-            f"{cls.__name__} cannot run over fastgen's paged cache: transformers does not build it with another "
-            f"attention function ({type(error).__name__}: {error})"
+            f"{cls.__name__} cannot run over fastgen's paged cache: transformers does not build it, with "
+            f"another attention function at least ({type(error).__name__}: {error})"
         ) from error
     refuse(observed.config, cls, observed)
     calls = probe(observed, longest=config.max_position_embeddings)

@@ -12,7 +12,7 @@ import pytest
 
 from fastgen import Engine, SamplingParams
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the survey is no part of the package
+sys.path.insert(0, str(Path(__file__).parent))  # for the survey, which lies beside this file
 
 from survey import save_random
 from tiny_configs import tiny_config

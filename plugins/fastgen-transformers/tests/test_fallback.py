@@ -68,6 +68,7 @@ def test_it_is_said_aloud_on_load(checkpoint, caplog):
     assert "it matches" in said[0]
 
 
+@pytest.mark.slow
 def test_explain_says_it_too(checkpoint):
     facts = json.loads(cli("explain", checkpoint("glm"), "--json"))
     assert facts["model"]["plugin"].startswith("transformers (fastgen-transformers ")

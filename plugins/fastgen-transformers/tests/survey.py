@@ -1,4 +1,4 @@
-"""Try every causal language model of transformers, at tiny size: ``python survey.py`` here.
+"""Try every causal language model of transformers, at tiny size: ``python tests/survey.py``.
 
 A random checkpoint of each is loaded by fastgen's engine with this plugin pinned, and answers ragged prompts in small
 chunks, then once more from the prefix cache; the tokens must be those of transformers' ``generate``.
@@ -280,7 +280,7 @@ def _table(rows: list[dict[str, str]], version: str) -> str:
     lines = [
         f"# Every causal language model of transformers {version}",
         "",
-        "Written by `python survey.py --write`: it builds a random model of each at tiny size,",
+        "Written by `python tests/survey.py --write`: it builds a random model of each at tiny size,",
         "serves it with this plugin, in chunks, batched and from the prefix cache, and compares the tokens with",
         "transformers' `generate`. No row may differ in silence: one that does is refused from then on.",
         "",
@@ -300,7 +300,7 @@ def _table(rows: list[dict[str, str]], version: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python survey.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tests/survey.py", description=__doc__)
     parser.add_argument("model_type", nargs="*", help="all, unless given")
     parser.add_argument("-j", "--processes", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="write TABLE.md and fastgen_transformers/verified.json")
@@ -312,7 +312,7 @@ def main() -> None:
     if not args.rows or args.model_type:
         rows = _run(args.model_type, args.processes, rows)
     if args.write:
-        write(rows, Path(__file__).parent)
+        write(rows, Path(__file__).parents[1])
 
 
 def _run(model_types: list[str], processes: int, known: list[Row]) -> list[Row]:
