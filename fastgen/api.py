@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         Destination,
         WeightMap,
         split_gate_up,
+        split_interleaved,
         split_qkv,
         split_qkv_groups,
     )
@@ -129,6 +130,7 @@ _HOMES = {
     "Scores": "fastgen.kernels.paging",
     "SharedExpert": "fastgen.core.layers",
     "split_gate_up": "fastgen.core.weight_map",
+    "split_interleaved": "fastgen.core.weight_map",
     "split_qkv": "fastgen.core.weight_map",
     "split_qkv_groups": "fastgen.core.weight_map",
     "Table": "fastgen.core.layers",
@@ -193,6 +195,7 @@ __all__ = [
     "register",
     "registered",
     "split_gate_up",
+    "split_interleaved",
     "split_qkv",
     "split_qkv_groups",
     "unregister",

@@ -32,6 +32,10 @@ __all__ = ["generate"]
 Finished = queue.SimpleQueue[tuple[int, Response | FastgenError | None]]
 """``(index of the job, its answer)`` as they end; ``None`` for Ctrl-C."""
 
+NO_TOKENIZER = (
+    "this model has no tokenizer, so it cannot read text: give token ids, by --file PROMPTS.jsonl with lines such as "
+    '{"prompt_token_ids": [1, 2, 3]}'
+)
 LAST_WORDS_SECONDS = 10.0
 """How long an interrupted batch waits for the pass in flight."""
 
@@ -117,6 +121,8 @@ class Run:
         problems: list[str] = []
         for job in jobs:
             try:
+                if self.engine.tokenizer is None and job.prompt_token_ids is None:
+                    raise InvalidRequestError(NO_TOKENIZER)
                 if job.messages is not None:
                     call = chat_call(job.messages, job.params, self.engine.tokenizer, variables={})
                 else:

@@ -50,11 +50,11 @@ def explain_choice(
     files: ModelFiles, plugins: Registry, adapter: Mapping[str, str]
 ) -> tuple[dict[str, Any], FastgenError | None]:
     """What there is to say about a model's plugin, as plain values, and why it has none or cannot be read by it."""
+    from fastgen.core.family import architectures_of, find_family
     from fastgen.core.hf_config import read_raw_config
 
     raw = read_raw_config(files.directory)
-    given = raw.get("architectures") or []
-    names = [str(name) for name in given] if isinstance(given, list) else [str(given)]
+    names = architectures_of(raw)
     facts: dict[str, Any] = {
         "model": {
             "name": files.name,
@@ -76,7 +76,7 @@ def explain_choice(
         facts["choice"] = _choice(spec, names, plugins, adapter)
         config = spec.load().config
         facts["config"] = {"class": config.__name__, "accepted": False}
-        config.from_raw(raw)
+        find_family(files, plugins, adapter)
         facts["config"]["accepted"] = True
     except FastgenError as error:
         facts["error"] = str(error)

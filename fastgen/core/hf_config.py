@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from fastgen.core.json_file import read_json_object
 from fastgen.core.quantised import refuse_quantised
 from fastgen.core.rope_config import RopeConfig, read_rope, rope_by_kind, rope_settings
-from fastgen.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from fastgen.errors import ConfigError, ModelNotFoundError, PluginError, UnsupportedModelError, did_you_mean
 
 __all__ = ["HFConfig", "RopeConfig", "read_eos_ids", "read_generation_config", "read_raw_config"]
 
@@ -82,6 +82,14 @@ class HFConfig(BaseModel):
     ``None``."""
 
     @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for option, names in (("defaults", cls.defaults), ("spellings", cls.spellings)):
+            for name in names:
+                if name not in cls.model_fields and not (option == "spellings" and name in _ROPE_KEYS):
+                    near = did_you_mean(name, cls.model_fields)
+                    raise PluginError(f"{cls.__name__}: {option} names {name!r}, which is no field of it.{near}")
+
+    @classmethod
     def from_raw(cls, raw: Mapping[str, Any]) -> Self:
         """The normalised config.
 
@@ -94,22 +102,23 @@ class HFConfig(BaseModel):
         spellings = {name: names for name, names in {**SPELLINGS, **cls.spellings}.items() if name not in _ROPE_KEYS}
         silent = {name for name in cls.defaults if not _mentions(raw, name, (name, *spellings.get(name, ())))}
         fields = {**raw, **_spelled(raw, spellings), **{name: cls.defaults[name] for name in silent}}
-        fields = {name: value for name, value in fields.items() if name not in _DERIVED}
+        fields = {name: value for name, value in fields.items() if name not in _DERIVED or name in silent}
         fields["architectures"] = _architectures(raw)
-        fields["eos_token_ids"] = read_eos_ids(raw, "config.json")
+        if "eos_token_id" in raw:
+            fields["eos_token_ids"] = read_eos_ids(raw, "config.json")
         if fields.get("num_key_value_heads") is None:
             fields["num_key_value_heads"] = fields.get("num_attention_heads")
         if fields.get("head_dim") is None:
             fields["head_dim"] = _derived_head_dim(fields)
-        config = cls._validated(fields)
-        return cls._validated({**fields, **cls._ropes(raw, config)}) if cls.has_rope else config
+        config = cls._validated(fields, raw)
+        return cls._validated({**fields, **cls._ropes(raw, config)}, raw) if cls.has_rope else config
 
     @classmethod
-    def _validated(cls, fields: dict[str, Any]) -> Self:
+    def _validated(cls, fields: dict[str, Any], raw: Mapping[str, Any]) -> Self:
         try:
             return cls(**{name: value for name, value in fields.items() if value is not None or cls._nullable(name)})
         except ValidationError as error:
-            raise _config_error(error, cls, fields) from None
+            raise _config_error(error, cls, raw) from None
 
     @classmethod
     def _nullable(cls, name: str) -> bool:

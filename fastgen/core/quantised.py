@@ -37,13 +37,13 @@ _TENSORS = {
     r"|input_global_scale|weight_scale_2|input_zero_point",
     "bitsandbytes": r"SCB|weight_format|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)",
     "MXFP4": r".*_(blocks|scales)",
-    "AQLM": r"codes|codebooks",
-    "VPTQ": r"indices|centroids|res_centroids|outlier_indices|outlier_centroids|weight_bias",
-    "HQQ": r"W_q|zero|scale|meta",
+    "AQLM": r"codebooks",
+    "VPTQ": r"centroids|res_centroids|outlier_centroids",
+    "HQQ": r"W_q",
     "Quanto": r"weight\._data|weight\._scale|weight\._shift|weight\._scale_and_zero",
     "EXL2": r"q_weight|q_scale|q_scale_max|q_groups|q_invperm|q_perm",
     "MLX": r"biases",
-    "HIGGS": r"tables|tables2",
+    "HIGGS": r"tables2",
 }
 _NAMES = {kind: re.compile(rf"(?:.*\.)?(?:{pattern})") for kind, pattern in _TENSORS.items()}
 

@@ -255,12 +255,12 @@ def _checked(rope: RopeConfig) -> RopeConfig:
     if rope.type in ("yarn", "longrope") and rope.factor is None:
         assert rope.original_max_position_embeddings is not None
         rope = rope.model_copy(update={"factor": rope.max_position_embeddings / rope.original_max_position_embeddings})
-    if rope.type == "longrope" and rope.attention_factor is None and rope.original_max_position_embeddings == 1:
-        if rope.factor is not None and rope.factor > 1:
-            raise ConfigError(
-                "config.json: rope type 'longrope' needs an original_max_position_embeddings above 1, or an "
-                "attention_factor, got 1"
-            )
+    stretched = rope.type == "longrope" and rope.attention_factor is None and (rope.factor or 1) > 1
+    if stretched and rope.original_max_position_embeddings == 1:
+        raise ConfigError(
+            "config.json: rope type 'longrope' needs an original_max_position_embeddings above 1, or an "
+            "attention_factor, got 1"
+        )
     if rope.type == "dynamic" and rope.rotary_dim < 4:
         raise ConfigError(f"config.json: rope type 'dynamic' needs 4 rotated dimensions or more, got {rope.rotary_dim}")
     if rope.type == "dynamic" and rope.factor is not None and rope.factor < 1:

@@ -14,6 +14,7 @@ __all__ = [
     "Transform",
     "WeightMap",
     "split_gate_up",
+    "split_interleaved",
     "split_qkv",
     "split_qkv_groups",
 ]
@@ -40,6 +41,21 @@ def split_qkv_groups(tensor: Any, config: Any) -> dict[str, Any]:
 def split_gate_up(tensor: Any, config: Any) -> dict[str, Any]:
     """Rows (or a bias) fused as ``[gate | up]``."""
     return dict(zip(("gate", "up"), tensor.chunk(2), strict=True))
+
+
+def split_interleaved(slot: str) -> Transform:
+    """For queries or keys (``slot``) whose rope turns neighbouring rows: the rows (or biases) of each head reordered,
+    so that row i turns with row i + rotary_dim / 2, as parts here expect. Only a head's first ``rotary_dim`` move."""
+
+    def split(tensor: Any, config: Any) -> dict[str, Any]:
+        import torch
+
+        heads = tensor.view(-1, config.head_dim, *tensor.shape[1:])
+        turning, rest = heads.split([config.rope.rotary_dim, config.head_dim - config.rope.rotary_dim], 1)
+        halves = turning.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+        return {slot: torch.cat([halves, rest], 1).flatten(0, 1)}
+
+    return split
 
 
 _NUMBER = re.compile(r"\d+")

@@ -20,8 +20,8 @@ OPERATIONS: Mapping[str, str] = {
     "embedding": "embedding(ids [tokens] int64, weight [rows, hidden]) -> [tokens, hidden]",
     "add_rms_norm": "add_rms_norm(stream [..., size], delta or None, weight [size], eps, offset) -> (stream + delta, "
     "its norm times offset + weight)",
-    "add_layer_norm": "add_layer_norm(stream [..., size], delta or None, weight [size], bias [size] or None, eps) -> "
-    "(stream + delta, its norm)",
+    "add_layer_norm": "add_layer_norm(stream [..., size], delta or None, weight [size] or None, bias [size] or None, "
+    "eps) -> (stream + delta, its norm)",
     "rotary": "rotary(x [tokens, heads, head_dim], cos, sin [tokens, rotary_dim / 2]) -> x with the first rotary_dim "
     "components of each head rotated in halves",
     "gated_activation": "gated_activation(gate_up [tokens, 2 * hidden], activation name) -> act(gate) * up",

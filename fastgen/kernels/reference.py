@@ -70,12 +70,16 @@ def add_rms_norm(
 
 
 def add_layer_norm(
-    stream: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    stream: torch.Tensor,
+    delta: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Layer norm (Ba et al., 2016)."""
     if delta is not None:
         stream = stream + delta
-    return stream, F.layer_norm(stream, weight.shape, weight, bias, eps)
+    return stream, F.layer_norm(stream, stream.shape[-1:], weight, bias, eps)
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

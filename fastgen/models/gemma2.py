@@ -33,10 +33,12 @@ class Gemma2Config(fg.HFConfig):
 def build(c: Gemma2Config) -> fg.Decoder:
     rope, bias = fg.Rope(c.rope), c.attention_bias
     heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
-    scores = {"scale": c.scale, "softcap": c.attn_logit_softcapping}
+    scale, cap = c.scale, c.attn_logit_softcapping
 
     def attention(window: int | None) -> fg.Attention:
-        return fg.Attention(c.hidden_size, *heads, rope=rope, bias=bias, out_bias=bias, window=window, **scores)
+        return fg.Attention(
+            c.hidden_size, *heads, rope=rope, bias=bias, out_bias=bias, window=window, scale=scale, softcap=cap
+        )
 
     return decoder(c, [attention(window) for window in c.layer_windows(lambda layer: layer % 2 == 0)])
 

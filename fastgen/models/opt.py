@@ -33,8 +33,8 @@ def build(c: OPTConfig) -> fg.Decoder:
     proj = None if c.tie_word_embeddings else fg.Linear(width, c.vocab_size)
 
     def norm() -> fg.Norm:
-        kind = fg.LayerNorm if c.layer_norm_elementwise_affine else parts.UnscaledNorm
-        return kind(c.hidden_size, 1e-5)
+        learned = c.layer_norm_elementwise_affine
+        return fg.LayerNorm(c.hidden_size, 1e-5, weight=learned, bias=learned)
 
     def block() -> fg.Block:
         heads, bias = c.num_attention_heads, c.enable_bias

@@ -1,15 +1,13 @@
-"""What only some OPT checkpoints have: norms after the sums, norms without weights, embeddings narrower than the
-stream."""
+"""What only some OPT checkpoints have: norms after the sums, and embeddings narrower than the stream."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fastgen import api as fg
 
-__all__ = ["NarrowEmbed", "NarrowHead", "NoNorm", "NormAfterSum", "UnscaledNorm"]
+__all__ = ["NarrowEmbed", "NarrowHead", "NoNorm", "NormAfterSum"]
 
 
 class NormAfterSum(fg.Block):
@@ -26,21 +24,6 @@ class NormAfterSum(fg.Block):
         _, stream = self.norm1(stream, self.attn(stream, batch))
         _, stream = self.norm2(stream, self.mlp(stream))
         return stream, None
-
-
-class UnscaledNorm(fg.Norm):
-    """Layer norm without weight and bias."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__(size, eps)
-        del self.weight
-
-    def want(self) -> dict[tuple[str, str], tuple[int, ...]]:
-        return {}
-
-    def forward(self, stream: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        stream = stream if delta is None else stream + delta
-        return stream, F.layer_norm(stream, (self.size,), eps=self.eps)
 
 
 class NoNorm(nn.Module):

@@ -16,6 +16,7 @@ class NormPerHead(fg.Norm):
 
     def __init__(self, heads: int, head_dim: int, eps: float) -> None:
         super().__init__(heads * head_dim, eps)
+        self.weight = fg.parameter(heads * head_dim)
         self.heads, self.head_dim = heads, head_dim
 
     def want(self) -> dict[tuple[str, str], tuple[int, ...]]:

@@ -33,7 +33,7 @@ from fastgen.testing import engine_checks, weight_checks
 from fastgen.testing.faults import planted_faults
 from fastgen.testing.parity import allowed, difference
 from fastgen.testing.plugin import PROPERTY
-from fastgen.testing.subject import BLOCK, REACH, Reference, Subject, hooks_of, serving, transformers_config
+from fastgen.testing.subject import BLOCK, REACH, Reference, Subject, hooks_of, missing, serving, transformers_config
 
 __all__ = ["ModelConformance"]
 
@@ -77,6 +77,8 @@ class ModelConformance:
         return {"default": given} if "model_type" in given else dict(given)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if (why := missing(type(self).entry)) is not None:
+            raise pytest.Collector.CollectError(why)  # said once, where every test would say it
         if "case" in metafunc.fixturenames:
             metafunc.parametrize("case", list(type(self).cases()), scope="class")
 

@@ -196,7 +196,8 @@ def _attention_faults(decoder: Decoder) -> Iterator[Fault]:
 
     several = [m for m in attentions if m.kv_heads > 1]
     yield Fault("shifted KV head", _changed([(m, "forward", shifted(m)) for m in several]) if several else None)
-    yield Fault("wrong scale", scores(lambda s: replace(s, scale=s.scale * 1.1), attentions))
+    flat = "scores so small that the softmax is flat hide their scale: is a clip, a multiplier or a cap too small?"
+    yield Fault("wrong scale", scores(lambda s: replace(s, scale=s.scale * 1.1), attentions), flat)
     windowed = [m for m in attentions if m.scores.window is not None]
     hint = "write a window that is shorter than the prompts"
     yield Fault("window one longer", scores(lambda s: replace(s, window=(s.window or 0) + 1), windowed), hint)

@@ -4,11 +4,13 @@ once, when it is first asked for."""
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ from fastgen.testing.parity import Landmarks, assert_equal
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["BLOCK", "TINY", "Reference", "Subject", "hooks_of", "serving", "transformers_config"]
+__all__ = ["BLOCK", "TINY", "Reference", "Subject", "hooks_of", "missing", "serving", "transformers_config"]
 
 BLOCK = 4
 """Tokens in a block of the cache."""
@@ -97,6 +99,18 @@ def serving(entry: str) -> Iterator[PluginRecord]:
             raise PluginError(f"the plugin {record.label} is broken: {record.error}\n{record.traceback or ''}")
     with registered(hooks_of(entry), name=name) as record:
         yield record
+
+
+def missing(entry: str) -> str | None:
+    """What to do where the entry's package is nowhere on the path; ``None``: it is there (whatever state it is in)."""
+    package = entry.partition(":")[0].partition(".")[0]
+    if package in sys.modules or find_spec(package) is not None:
+        return None
+    return (
+        f"the entry {entry!r} cannot be imported: no module {package!r} is on the path. Run `pip install -e .` in "
+        "the plugin's directory, or `fastgen plugins check .`, which needs no installation; or write "
+        'pythonpath = ["."] below [tool.pytest.ini_options] in its pyproject.toml'
+    )
 
 
 def hooks_of(entry: str) -> Any:

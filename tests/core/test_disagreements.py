@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from fastgen import api as fg
 from fastgen.config import EngineConfig
-from fastgen.core import blueprint
+from fastgen.core import blueprint, family
 from fastgen.core.blueprint import Blueprint, draw
 from fastgen.core.checkpoint import Checkpoint
 from fastgen.core.plugin import registry
@@ -196,7 +196,7 @@ def test_every_familys_own_type_is_taken_for_its_own() -> None:
             claims = [row.spec for row in registry().claims_on(name) if not row.spec.fallback]
             for spec in claims:
                 raw = {"architectures": [name], "model_type": kind}
-                blueprint._check_model_type(raw, spec, registry(), EngineConfig())
+                family._check_model_type(raw, [name], spec, registry(), {})
                 checked += 1
     assert checked > 15
 

@@ -10,7 +10,7 @@ import pytest
 from transformers import LlamaConfig
 
 from fastgen.core.hf_config import NEUTRAL, HFConfig, read_eos_ids, read_generation_config, read_raw_config
-from fastgen.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from fastgen.errors import ConfigError, ModelNotFoundError, PluginError, UnsupportedModelError
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -238,7 +238,8 @@ def test_ropes_without_a_value_are_refused(rope: dict[str, Any], message: str) -
 def test_longrope_of_one_original_position_with_a_factor_of_its_own() -> None:
     lists = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     rope = read(rope_scaling={"type": "su", "original_max_position_embeddings": 1, "attention_factor": 2.0, **lists})
-    assert rope.rope is not None and rope.rope.attention_factor == 2.0
+    assert rope.rope is not None
+    assert rope.rope.attention_factor == 2.0
 
 
 @pytest.mark.parametrize("rope_type", ["yran", "proportional", "mrope"])
@@ -508,3 +509,34 @@ def test_nested_config_is_refused_where_the_family_does_not_serve_it() -> None:
 def test_nested_flags_that_change_the_maths_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="use_bidirectional_attention = True"):
         LocalConfig.from_raw({"text_config": {**SIZES, "use_bidirectional_attention": True}})
+
+
+# ---- what a family's class says ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("defaults", {"num_kv_heads": 2}, "defaults names 'num_kv_heads', which is no field of it"),
+        ("defaults", {"norm_epss": 1e-5}, "Did you mean 'norm_eps'"),
+        ("spellings", {"hidden_dim": ("dim",)}, "spellings names 'hidden_dim', which is no field of it"),
+    ],
+)
+def test_options_that_name_no_field_are_refused(name, options, message):
+    with pytest.raises(PluginError, match=message):
+        type("Foo", (HFConfig,), {name: options, "__annotations__": {name: "ClassVar"}, "__module__": __name__})
+
+
+@pytest.mark.parametrize(
+    ("said", "ids"),
+    [({}, {7}), ({"eos_token_id": None}, set()), ({"eos_token_id": 3}, {3}), ({"eos_token_id": [3, 4]}, {3, 4})],
+)
+def test_end_tokens_of_the_class_count_where_the_file_is_silent(said, ids):
+    class Foo(HFConfig):
+        defaults: ClassVar = {"eos_token_ids": frozenset({7})}
+
+    class Bar(HFConfig):
+        eos_token_ids: frozenset[int] = frozenset({7})
+
+    raw = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, **said}
+    assert Foo.from_raw(raw).eos_token_ids == Bar.from_raw(raw).eos_token_ids == ids

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from fastgen.config import EngineConfig
+from fastgen.core.blueprint import draw
 from fastgen.core.weight_map import DECODER_WEIGHTS, Destination, WeightMap
 from fastgen.errors import CheckpointError
 from fastgen.testing.checkpoints import tiny_llama
@@ -193,4 +195,43 @@ def test_fused_transform(tmp_path):
         assert torch.equal(logits(directory), want)
         rewrite(directory, lambda t: t | {"model.layers.0.self_attn.qkv.weight": torch.ones(65, 32)})
         with pytest.raises(CheckpointError, match=r"qkv\.weight is \[65, 32\], which the weight map cannot take apart"):
+            load_decoder(directory)
+
+
+def test_a_decoder_that_matches_tensors_by_itself(tmp_path):
+    """It needs no rules, is asked before anything is read, and what it says on loading is among the warnings."""
+    from fastgen import api as fg
+    from fastgen.core.containers import Decoder
+    from fastgen.models import llama
+
+    asked: list[dict] = []
+
+    class Selfish(Decoder):
+        remarks = ("knows its own tensors",)
+
+        def match(self, shapes):
+            asked.append(shapes)
+            placed = {name: DECODER_WEIGHTS.find(name) for name in shapes}
+            if None in placed.values():
+                raise CheckpointError("what is this?")
+            return placed
+
+    def build(config):
+        whole = llama.build(config)
+        return Selfish(whole.embed, whole.blocks, whole.norm, whole.head)
+
+    class Plugin:
+        @fg.hookimpl
+        def fastgen_models(self):
+            return [fg.ModelSpec(("SelfishForCausalLM",), llama.LlamaConfig, build, WeightMap({}))]
+
+    directory = tiny_llama(tmp_path, tokenizer=False)
+    want = logits(directory)
+    config_says(directory, architectures=["SelfishForCausalLM"])
+    with fg.registered(Plugin(), name="selfish"):
+        assert torch.equal(logits(directory), want)
+        assert asked[0]["model.norm.weight"] == (32,)
+        assert "knows its own tensors" in draw(directory, EngineConfig.of({"device": "cpu", "num_blocks": 1})).warnings
+        rewrite(directory, lambda t: t | {"extra.weight": torch.ones(2)})
+        with pytest.raises(CheckpointError, match=r"what is this\?"):
             load_decoder(directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import Gemma2Config as TransformersConfig
 
-from fastgen.api import UnsupportedModelError
+from fastgen.api import ConfigError, UnsupportedModelError
 from fastgen.models.gemma2 import Gemma2Config, build
 from fastgen.testing import ModelConformance
 
@@ -71,6 +71,12 @@ def test_caps_are_on_unless_the_file_says_null():
 @pytest.mark.parametrize("written", [{"hidden_act": "gelu"}, {"hidden_act": "silu", "hidden_activation": None}])
 def test_hidden_act_is_not_read(written):
     assert build(Gemma2Config.from_raw({**SIZES, **written})).blocks[0].mlp.activation == "gelu_pytorch_tanh"
+
+
+@pytest.mark.parametrize("scalar", [0, 0.0, -16])
+def test_a_scale_that_is_no_number_is_refused(scalar):
+    with pytest.raises(ConfigError, match="query_pre_attn_scalar must be above 0"):
+        build(Gemma2Config.from_raw({**SIZES, "query_pre_attn_scalar": scalar}))
 
 
 def test_seeing_both_ways_is_refused():

@@ -128,6 +128,11 @@ def test_a10_patterns():
         assert windows(**written) == TransformersConfig(**{**raw, **written}).layer_types
 
 
+def test_a_scale_that_is_no_number_is_refused():
+    with pytest.raises(ConfigError, match="query_pre_attn_scalar must be above 0"):
+        build(Gemma3Config.from_raw({**SIZES, "query_pre_attn_scalar": -1}))
+
+
 def test_scores_capped_is_refused():
     """transformers does not cap them, whatever the file says; files of this family do not."""
     Gemma3Config.from_raw({**SIZES, "attn_logit_softcapping": None})

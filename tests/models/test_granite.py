@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GraniteMoeConfig as TransformersConfig
 
+from fastgen.errors import ConfigError
 from fastgen.models.granite import GraniteConfig, build
 from fastgen.testing import ModelConformance
 from fastgen.testing.checkpoints import tiny_checkpoint
@@ -54,6 +55,11 @@ class TestGraniteMoe(ModelConformance):
             "num_experts_per_tok": 2,
         },
     }
+
+
+def test_logits_divided_by_zero_are_refused():
+    with pytest.raises(ConfigError, match="logits_scaling is 0"):
+        build(GraniteConfig.from_raw({**SIZES, "logits_scaling": 0}))
 
 
 def test_multipliers_a_file_leaves_out_are_one():

@@ -18,10 +18,9 @@ class Norm(Layer):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.size, self.eps = size, eps
-        self.weight = parameter(size)
 
     def want(self) -> dict[Want, tuple[int, ...]]:
-        return {("", "weight"): (self.size,)}
+        return {("", name): (self.size,) for name, _ in self.named_parameters(recurse=False)}
 
     def place(self, slot: str, tail: str) -> torch.Tensor:
         whole: torch.Tensor = getattr(self, tail)
@@ -48,7 +47,7 @@ class RMSNorm(Norm):
 
     def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
         super().__init__(size, eps)
-        self.offset = offset
+        self.weight, self.offset = parameter(size), offset
         self._add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
     def bind(self, kernels: KernelTable) -> None:
@@ -59,16 +58,18 @@ class RMSNorm(Norm):
 
 
 class LayerNorm(Norm):
-    """Layer norm (Ba et al., 2016) with a learned scale and, unless ``bias`` is false, a learned bias."""
+    """Layer norm (Ba et al., 2016) with a learned scale and a learned bias.
 
-    def __init__(self, size: int, eps: float, *, bias: bool = True) -> None:
+    Args:
+        bias: false for a norm without one.
+        weight: false for a norm without a scale.
+    """
+
+    def __init__(self, size: int, eps: float, *, bias: bool = True, weight: bool = True) -> None:
         super().__init__(size, eps)
+        self.weight = parameter(size) if weight else None
         self.bias = parameter(size) if bias else None
         self._add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-
-    def want(self) -> dict[Want, tuple[int, ...]]:
-        tails = ("weight",) if self.bias is None else ("weight", "bias")
-        return {("", tail): (self.size,) for tail in tails}
 
     def bind(self, kernels: KernelTable) -> None:
         self._add_norm = kernels.choose("add_layer_norm", size=self.size)

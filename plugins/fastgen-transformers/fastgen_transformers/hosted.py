@@ -129,7 +129,8 @@ class HostedDecoder(fg.Decoder):
             )
             for call in calls
         )
-        for index, attention in enumerate(self.attentions()):
+        self._attentions = tuple(self.attentions())
+        for index, attention in enumerate(self._attentions):
             attention.index = index
         self.remarks = (remark(type(model).__name__),)
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -154,7 +155,7 @@ class HostedDecoder(fg.Decoder):
     def forward(self, batch: fg.Batch) -> torch.Tensor:
         """Logits of the rows asked for, ``[len(batch.rows), vocab]``."""
         rows = {"logits_to_keep": batch.rows} if self._selects else {}
-        with running(Pass(list(self.cached), batch)):
+        with running(Pass(self._attentions, batch)):
             output = self.hosted.model(
                 input_ids=batch.ids[None], position_ids=batch.positions[None], use_cache=False, return_dict=True, **rows
             )
