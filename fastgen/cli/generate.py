@@ -34,7 +34,7 @@ Finished = queue.SimpleQueue[tuple[int, Response | FastgenError | None]]
 
 NO_TOKENIZER = (
     "this model has no tokenizer, so it cannot read text: give token ids, by --file PROMPTS.jsonl with lines such as "
-    '{"prompt_token_ids": [1, 2, 3]}'
+    '{"prompt_token_ids": [1, 2, 3]}; the answers are ids too, which --json prints'
 )
 LAST_WORDS_SECONDS = 10.0
 """How long an interrupted batch waits for the pass in flight."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
 
 from fastgen.core.layers import Batch, CachedAttention, Norm, Rope
 from fastgen.core.layers.layer import Bindable
+from fastgen.core.weight_map import Destination
 from fastgen.errors import PluginError
 from fastgen.kernels.ops import KernelTable
 
@@ -131,6 +132,18 @@ class Decoder(nn.Module):
         self._ropes: tuple[Rope, ...] = ()
         for index, attention in enumerate(self.attentions()):
             attention.index = index
+
+    def match(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Destination] | None:
+        """Where each tensor of a checkpoint goes (``{name in the file: destination}``; the layer there gets it by
+        ``load(slot, tail, tensor)``), from a decoder that knows by itself. ``None``: the family's weight map says it.
+
+        Raises:
+            CheckpointError: names tensors that nothing takes, parts that nothing fills, and shapes that do not fit.
+        """
+        return None
+
+    def loaded(self) -> None:
+        """Called once, when weights and kernels are there: for what can be computed or checked only then."""
 
     def attentions(self) -> Iterator[CachedAttention]:
         """Every part that keeps keys and values, in the order of its cache."""

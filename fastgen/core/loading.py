@@ -50,4 +50,6 @@ def load_model(blueprint: Blueprint, loras: Loras | None = None, *, progress: bo
     if loras is not None:
         loras.attach(model, blueprint.dtype)
     model.bind(blueprint.kernels)
-    return model.eval()
+    model.eval()
+    model.loaded()
+    return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from fastgen.core.layers.layer import Layer, Want
 from fastgen.core.weight_map import Destination, WeightMap
 from fastgen.errors import CheckpointError
 
-__all__ = ["Matcher", "Placement", "TensorSource", "load", "plan"]
+__all__ = ["Model", "Placement", "TensorSource", "load", "plan"]
 
 
 class TensorSource(Protocol):
@@ -23,16 +23,13 @@ class TensorSource(Protocol):
         """The named tensors, one at a time."""
 
 
-@runtime_checkable
-class Matcher(Protocol):
-    """A model that knows by itself where a checkpoint's tensors go, and has no use for a weight map."""
+class Model(Protocol):
+    """The part of a decoder that planning needs."""
 
-    def match(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Destination]:
-        """The destination of every tensor to read. The layer there gets each by ``load(slot, tail, tensor)``.
+    def match(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Destination] | None:
+        """See `Decoder.match`."""
 
-        Raises:
-            CheckpointError: as `plan` does.
-        """
+    def named_modules(self) -> Iterable[tuple[str, nn.Module]]: ...
 
 
 @dataclass(frozen=True)
@@ -43,15 +40,15 @@ class Placement:
     destination: Destination
 
 
-def plan(model: nn.Module, weights: WeightMap, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[Placement]:
+def plan(model: Model, weights: WeightMap, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[Placement]:
     """Match a model's parts with a checkpoint's tensors, both ways, without reading any.
 
     Raises:
         CheckpointError: a tensor no rule claims, a part nothing fills, a shape that does not fit, a place filled twice;
             names a few of each.
     """
-    if isinstance(model, Matcher):
-        return [Placement(name, destination) for name, destination in model.match(shapes).items()]
+    if (matched := model.match(shapes)) is not None:
+        return [Placement(name, destination) for name, destination in matched.items()]
     layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
     missing = {
         (path, slot, tail): shape for path, layer in layers.items() for (slot, tail), shape in layer.want().items()

@@ -15,18 +15,33 @@ from string import Template
 import click
 
 import fastgen
+from fastgen.core.plugin import registry
 from fastgen.core.plugin.bounds import current_bounds
 from fastgen.core.plugin.loader import discover, distribution_name, normalise
-from fastgen.errors import PluginError
+from fastgen.errors import PluginError, did_you_mean
 
 __all__ = ["new"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """What the new plugin is to serve."""
+
+    name: str
+    model_type: str
+    reference: str | None
+    """Its config class in transformers; ``None``: there is none."""
+
+    @property
+    def family(self) -> str:
+        return re.sub(r"(For[A-Z]\w*|LMHeadModel)$", "", self.name) or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """A template: the real family it serves until its author changes that, and its files beside the common ones."""
 
-    architecture: str
+    example: _Architecture
     text: str
     files: Mapping[str, str]
     """``{template: path}``, in which ``PACKAGE`` stands for the package's directory."""
@@ -37,24 +52,25 @@ _COMMON = {
     "common/README.md.txt": "README.md",
     "common/gitignore.txt": ".gitignore",
 }
+_CONFORMANCE, _DEFAULTS = "tests/test_conformance.py", "tests/test_defaults.py"
 _KINDS = {
     "llama": _Kind(
-        "SeedOssForCausalLM",
+        _Architecture("SeedOssForCausalLM", "seed_oss", "SeedOssConfig"),
         "like Llama, with biases of its own",
-        {"llama/init.txt": "PACKAGE/__init__.py", "llama/conformance_test.txt": "tests/test_conformance.py"},
+        {"llama/init.txt": "PACKAGE/__init__.py", "llama/conformance_test.txt": _CONFORMANCE},
     ),
     "moe": _Kind(
-        "OlmoeForCausalLM",
+        _Architecture("OlmoeForCausalLM", "olmoe", "OlmoeConfig"),
         "a mixture of experts",
-        {"moe/init.txt": "PACKAGE/__init__.py", "moe/conformance_test.txt": "tests/test_conformance.py"},
+        {"moe/init.txt": "PACKAGE/__init__.py", "moe/conformance_test.txt": _CONFORMANCE},
     ),
     "custom-block": _Kind(
-        "BitNetForCausalLM",
+        _Architecture("BitNetForCausalLM", "bitnet", "BitNetConfig"),
         "a block, an attention and an MLP of its own",
         {
             "custom_block/init.txt": "PACKAGE/__init__.py",
             "custom_block/parts.txt": "PACKAGE/parts.py",
-            "custom_block/conformance_test.txt": "tests/test_conformance.py",
+            "custom_block/conformance_test.txt": _CONFORMANCE,
         },
     ),
 }
@@ -71,15 +87,22 @@ _KINDS = {
     help="What to begin with: " + "; ".join(f"{name}: {kind.text}" for name, kind in _KINDS.items()) + ".",
 )
 @click.option(
+    "--architecture",
+    metavar="CLASS",
+    help="What it is to serve, as config.json names it: fills in the names, and model_type where transformers has the "
+    "class. [the template's real family]",
+)
+@click.option(
     "--dir",
     "parent",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=Path(),
     help="Where to put it. [this directory]",
 )
-def new(name: str, template: str, parent: Path) -> None:
+def new(name: str, template: str, architecture: str | None, parent: Path) -> None:
     """Begin a plugin called NAME: a directory fastgen-NAME with a distribution that serves a real family of
-    transformers' and passes its own conformance test at once. Change it, with the tests as a guide, until it is yours.
+    transformers' and passes its own tests at once. Change it, with the tests as a guide, until it is yours. With
+    --architecture it bears your family's names from the beginning, and its tests say what is left to change.
     """
     name = _checked(name)
     target = parent / f"fastgen-{name}"
@@ -88,26 +111,98 @@ def new(name: str, template: str, parent: Path) -> None:
             f"{target} exists already and is left as it is; choose another name, or another place (--dir)"
         )
     kind, package = _KINDS[template], f"fastgen_{name.replace('-', '_')}"
+    served = kind.example if architecture is None else _architecture(architecture)
+    own = served != kind.example
     values = {
         "name": name,
         "distribution": f"fastgen-{name}",
         "package": package,
-        "family": "".join(part.capitalize() for part in name.split("-")),
-        "architecture": kind.architecture,
+        "family": "".join(part.capitalize() for part in name.split("-")) if architecture is None else served.family,
+        "architecture": served.name,
+        "model_type": served.model_type,
+        "reference": str(served.reference),
         "template": template,
+        "asked": "" if architecture is None else f" --architecture {architecture}",
+        "begun": (_BEGUN if own else _EXAMPLE).format(architecture=served.name, package=package, example=kind.text),
         "requirement": f"fastgen{current_bounds(fastgen.__version__)}",
     }
-    _write(target, {**_COMMON, **kind.files}, values)
-    module = target / package / "__init__.py"
+    templates = {**_COMMON, **kind.files}
+    if own:
+        templates = {t: path for t, path in templates.items() if path != _CONFORMANCE}
+        templates["common/conformance_test.txt"] = _CONFORMANCE
+    if served.reference is not None:
+        templates["common/defaults_test.txt"] = _DEFAULTS
+    _write(target, templates, values)
+    what = f"is to serve {served.name}" if own else f"serves {served.name}, as an example"
+    more = ("", "") if own else ("the architecture, ", ", the keywords in pyproject.toml")
     click.echo(
-        f"{target} serves {kind.architecture}, as an example. Next:\n"
+        f"{target} {what}. Next:\n"
         f"  cd {target}\n"
-        "  pip install -e '.[testing]'\n"
-        "  pytest                     # passes now; keep it so\n"
+        f"  pytest                     # {'says what to change' if own else 'passes now; keep it so'}\n"
         "  fastgen plugins check .    # what to mend before others install it\n"
-        f"Make it yours: {module.relative_to(target)} (architecture, config, parts, weights), the keywords in\n"
-        "pyproject.toml, the cases in tests/test_conformance.py. docs/AddingAModel.md goes through all of it."
+        "  pip install -e .           # only now `fastgen models` knows it\n"
+        f"Make it yours: {more[0]}config, parts and weights in {package}/__init__.py, the cases in\n"
+        f"{_CONFORMANCE}{more[1]}. docs/AddingAModel.md goes through all of it."
     )
+    for remark in _remarks(served):
+        click.echo(f"note: {remark}", err=True)
+
+
+_EXAMPLE = """\
+It serves {architecture}, which
+transformers has a class for. To make it yours, change
+
+- the architecture, the config and the parts in `{package}/__init__.py`,
+- the architecture among the keywords in `pyproject.toml`,
+- the class in `tests/test_defaults.py`,
+- `model_type` and the cases in `tests/test_conformance.py`: one for every switch in `config.json` that changes the
+  maths."""
+_BEGUN = """\
+Its parts are still the template's ({example}).
+The tests say where {architecture} differs. Change
+
+- the config, the parts and the weights in `{package}/__init__.py`,
+- the cases in `tests/test_conformance.py`: one for every switch in `config.json` that changes the maths."""
+
+
+def _architecture(name: str) -> _Architecture:
+    """What transformers knows of it.
+
+    Raises:
+        PluginError: no class could have this name.
+    """
+    if not re.fullmatch(r"[A-Z][A-Za-z0-9_]*", name):
+        raise PluginError(
+            f"--architecture {name!r} cannot be the name of a class; write what config.json has in architectures: "
+            "FooForCausalLM"
+        )
+    import transformers
+
+    config = getattr(getattr(transformers, name, None), "config_class", None)
+    if config is not None:
+        return _Architecture(name, config.model_type, config.__name__)
+    unknown = _Architecture(name, "", None)
+    kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", unknown.family).lower()
+    return _Architecture(name, kind, None)
+
+
+def _remarks(served: _Architecture) -> list[str]:
+    """What its author should know before anything else."""
+    remarks = []
+    if served.reference is None:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+
+        remarks.append(
+            f"transformers has no {served.name}.{did_you_mean(served.name, set(KNOWN.values()))} If that is right, "
+            f"{_CONFORMANCE} needs write_checkpoint and reference (`help(fastgen.testing.ModelConformance)`)"
+        )
+    owners = [row.plugin for row in registry().claims_on(served.name) if not row.spec.fallback]
+    if owners:
+        remarks.append(
+            f"{served.name} is served already, by the plugin {owners[0].label}: write overrides=({owners[0].name!r},) "
+            "in the ModelSpec if yours is to replace it"
+        )
+    return remarks
 
 
 def _checked(name: str) -> str:

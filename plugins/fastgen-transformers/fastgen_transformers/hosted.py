@@ -144,13 +144,10 @@ class HostedDecoder(fg.Decoder):
         counts = Matching(self.hosted.model).check(shapes)
         return {name: fg.Destination("hosted", str(count), name) for name, count in counts.items()}
 
-    def bind(self, kernels: fg.KernelTable) -> None:
-        """Choose the kernels; and once the weights are there, see that the model gives the logits that it gives in
-        transformers."""
-        super().bind(kernels)
-        if next(self.hosted.model.parameters()).device.type != "meta":
-            self.hosted.finish()
-            check_logits(self, self.hosted.model)
+    def loaded(self) -> None:
+        """See that the model gives the logits that it gives in transformers."""
+        self.hosted.finish()
+        check_logits(self, self.hosted.model)
 
     def forward(self, batch: fg.Batch) -> torch.Tensor:
         """Logits of the rows asked for, ``[len(batch.rows), vocab]``."""
