@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -111,8 +112,8 @@ class ModelDefaults:
         if value is None:
             return None
         kind, low, high, open_low = self._RANGES[key]
-        usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        usable = usable and (kind is float or value == int(value))
+        usable = isinstance(value, int | float) and not isinstance(value, bool)
+        usable = usable and abs(value) <= sys.float_info.max and (kind is float or value == int(value))
         if not usable or not low <= value <= high or (open_low and value == low):
             span = f"above {low}" if open_low else f"from {low} to {high}" if high < math.inf else f"{low} or more"
             wanted = f"a{' whole' if kind is int else ''} number {span}"

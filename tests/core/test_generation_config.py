@@ -39,6 +39,8 @@ def test_keys_that_would_change_the_answer_are_reported(key: str, value: object)
         ("temperature", -0.5),
         ("temperature", "warm"),
         ("temperature", float("nan")),
+        ("temperature", 10**400),
+        ("top_k", 10**400),
         ("top_k", 2.5),
         ("top_k", True),
         ("top_k", -2),

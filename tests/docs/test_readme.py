@@ -9,7 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
+import fastgen
 from fastgen.cli import main
+from fastgen.testing.adapters import random_lora
+from fastgen.testing.checkpoints import tiny_llama
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -20,7 +23,7 @@ def blocks(repository: Path, language: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.real_model
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 2])
 def test_python_examples_run(repository, real_model, number, capsys):
     """As printed, but for the model's place and fewer tokens."""
     source = blocks(repository, "python")[number]
@@ -31,8 +34,19 @@ def test_python_examples_run(repository, real_model, number, capsys):
     assert capsys.readouterr().out.strip()
 
 
+def test_lora_example_runs(repository, tmp_path, capsys):
+    """As printed, but for the names of the model and the adapters."""
+    model = tiny_llama(tmp_path / "model")
+    places = {"model.layers.0.self_attn.q_proj": (32, 32), "model.layers.1.mlp.down_proj": (32, 64)}
+    sql, chat = (random_lora(tmp_path / name, places, seed=seed) for seed, name in enumerate(("sql", "chat")))
+    source = blocks(repository, "python")[1].replace("MODEL", repr(str(model)))
+    source = source.replace("path/to/adapter", str(sql)).replace("owner/adapter-on-the-hub", str(chat))
+    exec(compile(source, "README.md", "exec"), {"fastgen": fastgen})
+    assert capsys.readouterr().out.strip()
+
+
 def test_there_are_no_other_examples(repository):
-    assert len(blocks(repository, "python")) == 2
+    assert len(blocks(repository, "python")) == 3
 
 
 def test_commands_and_options_exist(repository):

@@ -149,8 +149,7 @@ def new(name: str, template: str, architecture: str | None, parent: Path) -> Non
 
 
 _EXAMPLE = """\
-It serves {architecture}, which
-transformers has a class for. To make it yours, change
+It serves {architecture}, which transformers has a class for. To make it yours, change
 
 - the architecture, the config and the parts in `{package}/__init__.py`,
 - the architecture among the keywords in `pyproject.toml`,
@@ -158,8 +157,8 @@ transformers has a class for. To make it yours, change
 - `model_type` and the cases in `tests/test_conformance.py`: one for every switch in `config.json` that changes the
   maths."""
 _BEGUN = """\
-Its parts are still the template's ({example}).
-The tests say where {architecture} differs. Change
+Its parts are still the template's ({example}); the tests say where {architecture} differs.
+Change
 
 - the config, the parts and the weights in `{package}/__init__.py`,
 - the cases in `tests/test_conformance.py`: one for every switch in `config.json` that changes the maths."""

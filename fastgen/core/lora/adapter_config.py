@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,7 +225,7 @@ def _rank(key: str, value: Any) -> int:
 
 
 def _number(key: str, value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise _wrong(key, value, "a number")
     return float(value)
 

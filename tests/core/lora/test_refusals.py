@@ -112,6 +112,8 @@ def test_settings_that_change_nothing(model, tmp_path, settings):
         ({"r": 0}, "r is 0"),
         ({"r": True}, "r is True"),
         ({"lora_alpha": "8"}, "lora_alpha is '8', not a number"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
+        ({"lora_alpha": float("inf")}, "lora_alpha is inf"),
         ({"rank_pattern": {"q_proj": 2.5}}, "rank_pattern['q_proj'] is 2.5"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern is ['q_proj'], not an object"),
         ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern['q_proj'] is None"),
