@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from fastgen import Pipeline, pipeline
 from fastgen.cli import main
 from fastgen.cli.answers import json_line
 from fastgen.cli.prompts import Job
+from fastgen.testing.checkpoints import tiny_llama
 from fastgen.types import Completion, Response, SamplingParams, TokenLogprob, Usage
 
 SHORT = ["--max-new-tokens", "6", "--num-blocks", "200"]
@@ -41,6 +43,19 @@ def write(path: Path, name: str, *lines: object) -> str:
     file = path / name
     file.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
     return str(file)
+
+
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    bare = str(tiny_llama(tmp_path / "bare", tokenizer=False))
+    result = run(bare, "Hello", *SHORT)
+    assert result.exit_code == 1
+    assert "no tokenizer, so it cannot read text: give token ids, by --file PROMPTS.jsonl" in result.stderr
+    (line,) = re.findall(r"\{.*?\}", result.stderr)
+    file = write(tmp_path, "p.jsonl", line)
+    (row,) = rows(run(bare, "--file", file, "--json", *SHORT))
+    assert len(row["choices"][0]["token_ids"]) == 6
+    mixed = write(tmp_path, "m.jsonl", line, {"prompt": "Hello"})
+    assert "m.jsonl, line 2: this model has no tokenizer" in run(bare, "--file", mixed, *SHORT).stderr
 
 
 # ---- prompts -------------------------------------------------------------------------------------------------------

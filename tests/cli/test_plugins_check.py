@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from fastgen.cli import main
+from fastgen.cli.plugins.candidate import Candidate, installed_candidate, source_candidate
 from fastgen.cli.plugins.conformance import check_conformance, judge
 from fastgen.cli.plugins.hygiene import (
     keywords,
@@ -26,7 +27,6 @@ from fastgen.cli.plugins.hygiene import (
     version_bounds,
 )
 from fastgen.cli.plugins.source_rules import offences
-from fastgen.cli.plugins.subject import Subject, installed_subject, source_subject
 from fastgen.core.plugin.conformance import Case, Conformance
 from fastgen.testing.distributions import FakeSite
 
@@ -149,10 +149,10 @@ def test_installed_plugin_is_found_by_its_name(fastgen: Run, site: FakeSite) -> 
 def test_installed_names(monkeypatch: pytest.MonkeyPatch, site: FakeSite) -> None:
     site.add("fastgen-two", entries={"one": "two_plugin:one", "other": "two_plugin:other"}, modules={"two_plugin": ""})
     monkeypatch.syspath_prepend(str(site.directory))
-    assert [entry.plugin for entry in installed_subject("Fastgen_Two").entries] == ["one", "other"]
-    assert [entry.value for entry in installed_subject("other").entries] == ["two_plugin:other"]
-    assert installed_subject("one").roots == (site.directory / "two_plugin.py",)
-    family = installed_subject("llama")
+    assert [entry.plugin for entry in installed_candidate("Fastgen_Two").entries] == ["one", "other"]
+    assert [entry.value for entry in installed_candidate("other").entries] == ["two_plugin:other"]
+    assert installed_candidate("one").roots == (site.directory / "two_plugin.py",)
+    family = installed_candidate("llama")
     assert (family.distribution, [root.name for root in family.roots]) == ("fastgen", ["llama.py"])
 
 
@@ -180,50 +180,52 @@ def test_tests_run_and_the_kit_is_missed(tree: Path) -> None:
 
 
 @pytest.fixture
-def subject(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Subject]:
+def candidate(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Candidate]:
     """The tree as it stands when called."""
-    return lambda: source_subject(tree, tmp_path_factory.mktemp("work"))
+    return lambda: source_candidate(tree, tmp_path_factory.mktemp("work"))
 
 
 @pytest.fixture
-def seen(subject: Callable[[], Subject], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+def seen(
+    candidate: Callable[[], Candidate], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, Any]]:
     """What a probe sees of the tree."""
-    return lambda name: probe(subject(), name, tmp_path_factory.mktemp("probe"))
+    return lambda name: probe(candidate(), name, tmp_path_factory.mktemp("probe"))
 
 
-def test_f1_entry_that_loads_torch(tree: Path, subject: Any, seen: Any) -> None:
+def test_f1_entry_that_loads_torch(tree: Path, candidate: Any, seen: Any) -> None:
     edit(tree, "\n\nclass FooConfig", "\nfrom fastgen_foo import parts\n\nclass FooConfig")
     write(tree / "torch.py", "Size = int")  # in the place of the real one, which takes a while
-    found = light(subject(), seen("light"))
+    found = light(candidate(), seen("light"))
     assert found.status == "fail"
     assert found.detail == "importing the entry module loads torch (fastgen_foo/parts.py:2)"
     assert "imported inside build" in found.remedy
 
 
-def test_hook_that_loads_transformers(tree: Path, subject: Any, seen: Any) -> None:
+def test_hook_that_loads_transformers(tree: Path, candidate: Any, seen: Any) -> None:
     edit(tree, "    return [fg.ModelSpec", "    import transformers\n    return [fg.ModelSpec")
     write(tree / "transformers.py", "")
-    found = light(subject(), seen("light"))
+    found = light(candidate(), seen("light"))
     assert (found.status, "loads transformers (fastgen_foo/__init__.py:" in found.detail) == ("fail", True)
 
 
-def test_entry_that_opens_a_device(subject: Any) -> None:
-    found = light(subject(), {"heavy": {}, "errors": {}, "devices": ["/dev/nvidiactl"]})
+def test_entry_that_opens_a_device(candidate: Any) -> None:
+    found = light(candidate(), {"heavy": {}, "errors": {}, "devices": ["/dev/nvidiactl"]})
     assert (found.status, "opens /dev/nvidiactl" in found.detail) == ("fail", True)
 
 
-def test_light_plugin_is_light(subject: Any, seen: Any) -> None:
-    assert light(subject(), seen("light")).status == "pass"
+def test_light_plugin_is_light(candidate: Any, seen: Any) -> None:
+    assert light(candidate(), seen("light")).status == "pass"
 
 
-def test_core_is_imported_by_a_module_deep_inside(tree: Path, subject: Any) -> None:
-    assert [found.status for found in sources(subject())] == ["pass"]
+def test_core_is_imported_by_a_module_deep_inside(tree: Path, candidate: Any) -> None:
+    assert [found.status for found in sources(candidate())] == ["pass"]
     write(tree / "fastgen_foo" / "deep" / "er.py", "def f():\n    from fastgen.core import engine\n")
     write(
         tree / "fastgen_foo" / "tests" / "test_a.py", "from fastgen.testing import TINY\nimport fastgen.core.engine\n"
     )
     write(tree / "fastgen_foo" / "torn.py", "def f(:\n")
-    (found,) = sources(subject())
+    (found,) = sources(candidate())
     assert found.status == "fail"
     assert found.detail == (
         "fastgen_foo/deep/er.py:2 imports fastgen.core; fastgen_foo/tests/test_a.py:2 imports fastgen.core.engine; "
@@ -258,11 +260,11 @@ def test_reference_to_nothing(tree: Path, seen: Any) -> None:
     assert (found.status, "biuld" in found.detail) == ("fail", True)
 
 
-def test_keywords_that_name_no_architecture(tree: Path, subject: Any) -> None:
-    assert keywords(subject(), ["FooForCausalLM"]).status == "pass"
-    assert keywords(subject(), []).status == "skip"
+def test_keywords_that_name_no_architecture(tree: Path, candidate: Any) -> None:
+    assert keywords(candidate(), ["FooForCausalLM"]).status == "pass"
+    assert keywords(candidate(), []).status == "skip"
     edit(tree, 'keywords = ["FooForCausalLM"]', 'keywords = ["foo"]', "pyproject.toml")
-    found = keywords(subject(), ["FooForCausalLM"])
+    found = keywords(candidate(), ["FooForCausalLM"])
     assert (found.status, found.remedy) == ("fail", 'write keywords = ["FooForCausalLM"] in pyproject.toml')
 
 
@@ -277,10 +279,10 @@ def test_keywords_that_name_no_architecture(tree: Path, subject: Any) -> None:
         ('"fastgen=1"', "cannot be read"),
     ],
 )
-def test_version_bounds(tree: Path, subject: Any, dependencies: str, detail: str) -> None:
-    assert version_bounds(subject()).status == "pass"
+def test_version_bounds(tree: Path, candidate: Any, dependencies: str, detail: str) -> None:
+    assert version_bounds(candidate()).status == "pass"
     edit(tree, '"fastgen>=0.1,<0.2"', dependencies, "pyproject.toml")
-    found = version_bounds(subject())
+    found = version_bounds(candidate())
     assert (found.status, detail in found.detail) == ("fail", True)
     assert found.remedy == 'write dependencies = ["fastgen>=0.1,<0.2"] in pyproject.toml'
 
@@ -300,16 +302,16 @@ def test_clash_with_a_built_in_is_seen(tree: Path, seen: Any) -> None:
 # ---- its tests -----------------------------------------------------------------------------------------------------
 
 
-def test_plugin_without_tests_is_told_what_to_write(subject: Any, tmp_path: Path) -> None:
-    findings, _ = check_conformance(subject(), ["FooForCausalLM"], tmp_path)
+def test_plugin_without_tests_is_told_what_to_write(candidate: Any, tmp_path: Path) -> None:
+    findings, _ = check_conformance(candidate(), ["FooForCausalLM"], tmp_path)
     assert [(found.check, found.status) for found in findings] == [("tests", "fail")]
     assert "class TestMine(ModelConformance)" in findings[0].remedy
 
 
 @pytest.mark.slow
-def test_failing_tests_show_how(tree: Path, subject: Any, tmp_path: Path) -> None:
+def test_failing_tests_show_how(tree: Path, candidate: Any, tmp_path: Path) -> None:
     write(tree / "tests" / "test_foo.py", "def test_foo():\n    assert 'this' == 'that'\n")
-    findings, _ = check_conformance(subject(), [], tmp_path)
+    findings, _ = check_conformance(candidate(), [], tmp_path)
     assert [(found.check, found.status) for found in findings] == [("tests", "fail"), ("conformance", "skip")]
     assert "assert 'this' == 'that'" in findings[0].detail
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -33,6 +37,89 @@ def test_green_at_once(template: str, tmp_path: Path) -> None:
     assert len(report["cases"]) == 4  # three, and what holds for the plugin as a whole
 
 
+def bare_pytest(target: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As its author types it, in a fresh directory that is not installed."""
+    program = "import sys, pytest; sys.path = [p for p in sys.path if p]; sys.exit(pytest.main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", program, "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=target,
+        env={k: v for k, v in os.environ.items() if not k.startswith(("FASTGEN_", "PYTEST_"))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_pytest_needs_no_installation_and_compares_defaults(template: str, tmp_path: Path) -> None:
+    new("my-family", "--from", template, "--dir", str(tmp_path))
+    target = tmp_path / "fastgen-my-family"
+    done = bare_pytest(target, "-k", "left_out or (weights_fill and published)")
+    assert (done.returncode, done.stdout.count("2 passed")) == (0, 1), done.stdout
+    module = target / "fastgen_my_family" / "__init__.py"
+    module.write_text(re.sub(r"( +eos_token_ids: .*)\n", "\n", module.read_text()))
+    done = bare_pytest(target, "tests/test_defaults.py")
+    assert "no eos_token_id: eos_token_ids is frozenset()" in done.stdout
+
+
+@pytest.mark.slow
+def test_where_the_entry_is_not_on_the_path_it_is_said_once(tmp_path: Path) -> None:
+    new("my-family", "--dir", str(tmp_path))
+    target = tmp_path / "fastgen-my-family"
+    project = target / "pyproject.toml"
+    project.write_text(project.read_text().replace('pythonpath = ["."]\n', ""))
+    done = bare_pytest(target, "tests/test_conformance.py")
+    assert done.stdout.count("`pip install -e .`") == done.stdout.count("`fastgen plugins check .`") == 1
+    assert "Traceback" not in done.stdout
+    assert "1 error" in done.stdout
+    assert len(done.stdout.splitlines()) < 10
+
+
+@pytest.mark.slow
+def test_an_architecture_of_ones_own(tmp_path: Path) -> None:
+    result = new("my-family", "--architecture", "ArceeForCausalLM", "--dir", str(tmp_path))
+    target = tmp_path / "fastgen-my-family"
+    assert result.output.startswith(f"{target} is to serve ArceeForCausalLM. Next:")
+    assert result.stderr == ""
+    project = tomllib.loads((target / "pyproject.toml").read_text())["project"]
+    assert project["keywords"] == ["ArceeForCausalLM"]
+    module = (target / "fastgen_my_family" / "__init__.py").read_text()
+    assert 'fg.ModelSpec(("ArceeForCausalLM",), ArceeConfig, build' in module
+    assert "SeedOss" not in "".join(path.read_text() for path in target.rglob("*.*") if path.is_file())
+    tests = (target / "tests" / "test_conformance.py").read_text()
+    assert "class TestArcee(ModelConformance)" in tests
+    assert '"published": {"model_type": "arcee"},' in tests
+    assert "lists ArceeForCausalLM" in (target / "README.md").read_text()
+    done = bare_pytest(target, "tests", "-k", "left_out or fill")
+    assert "no hidden_act: hidden_act is 'silu', not 'relu2'" in done.stdout
+    assert "parts of the model that no tensor fills: blocks.0.mlp.up[gate].weight" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("architecture", "note"),
+    [
+        ("LlamaForCausalLM", "is served already, by the plugin 'llama' (fastgen"),
+        ("LamaForCausalLM", "transformers has no LamaForCausalLM. Did you mean 'LlamaForCausalLM'"),
+    ],
+)
+def test_what_to_know_of_an_architecture(architecture: str, note: str, tmp_path: Path) -> None:
+    result = new("foo", "--architecture", architecture, "--dir", str(tmp_path))
+    assert result.exit_code == 0
+    assert f"note: {architecture} {note}" in result.stderr or f"note: {note}" in result.stderr
+    known = architecture.startswith("Ll")
+    assert (tmp_path / "fastgen-foo" / "tests" / "test_defaults.py").exists() == known
+    kind = "llama" if known else "lama"
+    assert f'"model_type": "{kind}"' in (tmp_path / "fastgen-foo" / "tests" / "test_conformance.py").read_text()
+
+
+def test_an_architecture_that_cannot_be(tmp_path: Path) -> None:
+    result = new("foo", "--architecture", "foo-For", "--dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert "cannot be the name of a class" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_what_is_written(template: str, tmp_path: Path) -> None:
     result = new("Fastgen_My.Family", "--from", template, "--dir", str(tmp_path))
@@ -41,7 +128,8 @@ def test_what_is_written(template: str, tmp_path: Path) -> None:
     assert f"  cd {target}\n" in result.output
     written = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
     parts = {"fastgen_my_family/parts.py"} if template == "custom-block" else set()
-    always = {"pyproject.toml", "README.md", ".gitignore", "tests/test_conformance.py", "fastgen_my_family/__init__.py"}
+    tests = {"tests/test_conformance.py", "tests/test_defaults.py"}
+    always = tests | {"pyproject.toml", "README.md", ".gitignore", "fastgen_my_family/__init__.py"}
     assert written == always | parts
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
     project = tomllib.loads((target / "pyproject.toml").read_text())["project"]

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from fastgen.cli.output import print_json, print_table
+from fastgen.cli.plugins.candidate import Candidate
 from fastgen.cli.plugins.findings import Finding, skipped
-from fastgen.cli.plugins.subject import Subject
 from fastgen.core.plugin.conformance import Conformance
 
 __all__ = ["check"]
@@ -41,29 +41,29 @@ def check(name: str, as_json: bool, skip_conformance: bool) -> None:
 
     The exit code is 1 if something fails.
     """
+    from fastgen.cli.plugins.candidate import find_candidate
     from fastgen.cli.plugins.conformance import check_conformance
     from fastgen.cli.plugins.hygiene import check_hygiene
-    from fastgen.cli.plugins.subject import find_subject
 
     with tempfile.TemporaryDirectory(prefix="fastgen-check-") as folder:
         workspace = Path(folder)
-        subject = find_subject(name, workspace)
-        findings, architectures = check_hygiene(subject, workspace)
+        candidate = find_candidate(name, workspace)
+        findings, architectures = check_hygiene(candidate, workspace)
         reports: dict[str, Conformance] = {}
         if skip_conformance:
             findings.append(skipped("conformance", "--skip-conformance"))
         elif any(finding.check == "loads" and finding.status == "fail" for finding in findings):
             findings.append(skipped("conformance", "not tried, since the plugin does not load"))
         else:
-            more, reports = check_conformance(subject, architectures, workspace)
+            more, reports = check_conformance(candidate, architectures, workspace)
             findings += more
     wrong = [finding for finding in findings if finding.status == "fail"]
     if as_json:
         facts: dict[str, Any] = {
-            "distribution": subject.distribution,
-            "version": subject.version,
-            "installed": subject.installed,
-            "plugins": [entry.plugin for entry in subject.entries],
+            "distribution": candidate.distribution,
+            "version": candidate.version,
+            "installed": candidate.installed,
+            "plugins": [entry.plugin for entry in candidate.entries],
             "architectures": architectures,
             "passed": not wrong,
             "checks": [finding.as_json() for finding in findings],
@@ -71,14 +71,14 @@ def check(name: str, as_json: bool, skip_conformance: bool) -> None:
         }
         print_json(facts)
     else:
-        _print(subject, findings)
+        _print(candidate, findings)
     if wrong:
         click.get_current_context().exit(1)
 
 
-def _print(subject: Subject, findings: Sequence[Finding]) -> None:
-    place = "installed" if subject.installed else str(subject.tree)
-    click.echo(f"{subject.label} ({place})\n")
+def _print(candidate: Candidate, findings: Sequence[Finding]) -> None:
+    place = "installed" if candidate.installed else str(candidate.tree)
+    click.echo(f"{candidate.label} ({place})\n")
     print_table(
         ("check", "result", "detail"), [(f.check, SHOWN[f.status], f.detail.partition("\n")[0]) for f in findings]
     )

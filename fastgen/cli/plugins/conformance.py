@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
+from fastgen.cli.plugins.candidate import Candidate
 from fastgen.cli.plugins.findings import Finding, failed, passed, skipped, warned
-from fastgen.cli.plugins.subject import Subject
 from fastgen.core.plugin.conformance import Conformance, read_conformance, read_report
 from fastgen.core.plugin.loader import normalise
 from fastgen.errors import PluginError
@@ -31,35 +31,35 @@ write tests/test_conformance.py:
 
 
 def check_conformance(
-    subject: Subject, architectures: Sequence[str], workspace: Path
+    candidate: Candidate, architectures: Sequence[str], workspace: Path
 ) -> tuple[list[Finding], dict[str, Conformance]]:
     """Run the tests of a source tree, or read the report that an installed plugin came with.
 
     Returns:
         What was found, and the kit's reports by entry.
     """
-    tests = subject.tests()
-    own = normalise(subject.distribution) == "fastgen"  # the tests of the whole project are not those of one family
-    if subject.tree is None or own:
-        return _shipped(subject, architectures)
+    tests = candidate.tests()
+    own = normalise(candidate.distribution) == "fastgen"  # the tests of the whole project are not those of one family
+    if candidate.tree is None or own:
+        return _shipped(candidate, architectures)
     if not tests:
         return [failed("tests", "there is no tests folder, and no test_*.py", WRITE_ONE)], {}
     if util.find_spec("pytest") is None:
         return [failed("tests", "pytest is not installed", "pip install pytest, or --skip-conformance")], {}
     report = workspace / "conformance.json"
-    click.echo(f"running the tests of {subject.distribution} ...", err=True)
-    run = _pytest(subject, tests, report)
+    click.echo(f"running the tests of {candidate.distribution} ...", err=True)
+    run = _pytest(candidate, tests, report)
     found = read_report(report) if report.is_file() else {}
     return [_tests(run), *judge(found, architectures, fresh=True)], found
 
 
-def _pytest(subject: Subject, tests: Sequence[Path], report: Path) -> subprocess.CompletedProcess[str]:
+def _pytest(candidate: Candidate, tests: Sequence[Path], report: Path) -> subprocess.CompletedProcess[str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FASTGEN_", "PYTEST_"))}
-    path = os.pathsep.join([*map(str, subject.path), *filter(None, [inherited.get("PYTHONPATH")])])
+    path = os.pathsep.join([*map(str, candidate.path), *filter(None, [inherited.get("PYTHONPATH")])])
     options = ["-q", "-p", "no:cacheprovider", "-p", "fastgen.testing.plugin", f"--conformance-json={report}"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *map(str, tests)],
-        cwd=subject.tree,
+        cwd=candidate.tree,
         env={**inherited, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -112,9 +112,9 @@ def judge(found: dict[str, Conformance], architectures: Sequence[str], *, fresh:
     return findings
 
 
-def _shipped(subject: Subject, architectures: Sequence[str]) -> tuple[list[Finding], dict[str, Conformance]]:
+def _shipped(candidate: Candidate, architectures: Sequence[str]) -> tuple[list[Finding], dict[str, Conformance]]:
     found: dict[str, Conformance] = {}
-    for entry in subject.entries:
+    for entry in candidate.entries:
         try:
             report = read_conformance(entry.value)
         except PluginError as error:
@@ -131,7 +131,7 @@ def _shipped(subject: Subject, architectures: Sequence[str]) -> tuple[list[Findi
         return [warned("conformance", text, remedy)], {}
     findings = judge(found, architectures, fresh=False)
     for module, report in found.items():
-        if report.version != subject.version:
-            text = f"{module}: the report it came with is of version {report.version}, and this is {subject.version}"
+        if report.version != candidate.version:
+            text = f"{module}: the report it came with is of version {report.version}, and this is {candidate.version}"
             findings.append(warned("conformance", text, "authors: run the kit again before building"))
     return findings, found

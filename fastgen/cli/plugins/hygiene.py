@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import fastgen
+from fastgen.cli.plugins.candidate import Candidate
 from fastgen.cli.plugins.findings import Finding, failed, passed, skipped, warned
 from fastgen.cli.plugins.probe import HEAVY, PROBES
 from fastgen.cli.plugins.source_rules import offences
-from fastgen.cli.plugins.subject import Subject
 from fastgen.core.plugin.bounds import admits, bounds, current_bounds
 from fastgen.core.plugin.loader import normalise
 
@@ -33,31 +33,31 @@ __all__ = [
 SHOWN = 5
 
 
-def check_hygiene(subject: Subject, workspace: Path) -> tuple[list[Finding], list[str]]:
+def check_hygiene(candidate: Candidate, workspace: Path) -> tuple[list[Finding], list[str]]:
     """Every finding, and the architectures that the plugin claims. Runs the plugin, in processes of its own."""
     with ThreadPoolExecutor() as pool:  # each waits for a process
-        seen = {name: pool.submit(probe, subject, name, workspace) for name in PROBES}
+        seen = {name: pool.submit(probe, candidate, name, workspace) for name in PROBES}
     facts = seen["registry"].result()
     plugins: dict[str, Any] = facts.get("plugins", {})
     architectures = list(dict.fromkeys(name for one in plugins.values() for name in one["architectures"]))
     loaded = bool(plugins) and all(one["status"] == "loaded" for one in plugins.values())
-    findings = [version_bounds(subject), *loads(facts)]
-    findings += [light(subject, seen["light"].result()), *sources(subject)]
+    findings = [version_bounds(candidate), *loads(facts)]
+    findings += [light(candidate, seen["light"].result()), *sources(candidate)]
     if loaded:
         findings += [twice(plugins), spawn(facts), references(seen["references"].result())]
-        findings += [keywords(subject, architectures), *_clashes(plugins)]
+        findings += [keywords(candidate, architectures), *_clashes(plugins)]
     else:
         rest = ("twice", "spawn", "references", "keywords")
         findings += [skipped(check, "not tried, since the plugin does not load") for check in rest]
     return findings, architectures
 
 
-def probe(subject: Subject, name: str, workspace: Path) -> dict[str, Any]:
+def probe(candidate: Candidate, name: str, workspace: Path) -> dict[str, Any]:
     """What a probe saw; ``{"died": text}`` where its process came to an end before it could say."""
     out = workspace / f"{name}.json"
-    pairs = [f"{entry.plugin}={entry.value}" for entry in subject.entries]
-    roots = json.dumps([str(root) for root in subject.roots])
-    run = subject.run(["-m", "fastgen.cli.plugins.probe", name, str(out), roots, *pairs], cwd=workspace)
+    pairs = [f"{entry.plugin}={entry.value}" for entry in candidate.entries]
+    roots = json.dumps([str(root) for root in candidate.roots])
+    run = candidate.run(["-m", "fastgen.cli.plugins.probe", name, str(out), roots, *pairs], cwd=workspace)
     if run.returncode or not out.is_file():
         lines = [line for line in run.stderr.splitlines() if line.strip()]
         return {"died": f"the process ended with exit code {run.returncode}: {lines[-1] if lines else 'no message'}"}
@@ -68,13 +68,13 @@ def probe(subject: Subject, name: str, workspace: Path) -> dict[str, Any]:
 # ---- metadata ------------------------------------------------------------------------------------------------------
 
 
-def version_bounds(subject: Subject) -> Finding:
+def version_bounds(candidate: Candidate) -> Finding:
     """The distribution requires fastgen, this version among others, and not every later one."""
-    if normalise(subject.distribution) == "fastgen":
+    if normalise(candidate.distribution) == "fastgen":
         return skipped("versions", "part of fastgen itself")
     write = f'write dependencies = ["fastgen{current_bounds(fastgen.__version__)}"] in pyproject.toml'
     try:
-        specifier = bounds(subject.requires)
+        specifier = bounds(candidate.requires)
         if specifier is None:
             return failed("versions", "the distribution does not require fastgen", write)
         if not specifier:
@@ -88,13 +88,13 @@ def version_bounds(subject: Subject) -> Finding:
     return passed("versions", f"fastgen {specifier}; this is {fastgen.__version__}")
 
 
-def keywords(subject: Subject, architectures: list[str]) -> Finding:
+def keywords(candidate: Candidate, architectures: list[str]) -> Finding:
     """The distribution's keywords name the architectures, which must be known when it does not load."""
     if not architectures:
         return skipped("keywords", "it claims no architecture by name")
-    if normalise(subject.distribution) == "fastgen":
+    if normalise(candidate.distribution) == "fastgen":
         return skipped("keywords", "part of fastgen itself")
-    named = set(re.findall(r"\w+", subject.keywords))
+    named = set(re.findall(r"\w+", candidate.keywords))
     missing = [name for name in architectures if name not in named]
     if not missing:
         return passed("keywords", f"name {_some(architectures)}")
@@ -109,23 +109,23 @@ def keywords(subject: Subject, architectures: list[str]) -> Finding:
 # ---- sources -------------------------------------------------------------------------------------------------------
 
 
-def sources(subject: Subject) -> Iterator[Finding]:
+def sources(candidate: Candidate) -> Iterator[Finding]:
     """Only `fastgen.api` is imported of fastgen, by every module of the plugin."""
-    if not subject.roots:
+    if not candidate.roots:
         yield failed(
-            "api only", f"no sources of {_some([e.module for e in subject.entries])} were found", "see 'loads'"
+            "api only", f"no sources of {_some([e.module for e in candidate.entries])} were found", "see 'loads'"
         )
         return
     wrong: list[str] = []
     count = 0
-    for file, is_test in subject.modules():
+    for file, is_test in candidate.modules():
         count += 1
         try:
             found = offences(file.read_bytes(), is_test=is_test)
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
             found = [(line or 1, f"is not Python: {getattr(error, 'msg', error)}")]
-        wrong += [f"{subject.shown(file)}:{line} {what}" for line, what in found]
+        wrong += [f"{candidate.shown(file)}:{line} {what}" for line, what in found]
     if wrong:
         yield failed(
             "api only",
@@ -158,7 +158,7 @@ def loads(facts: dict[str, Any]) -> Iterator[Finding]:
         yield passed("loads", f"{name}: {claims} claim{'s' if claims != 1 else ''}")
 
 
-def light(subject: Subject, facts: dict[str, Any]) -> Finding:
+def light(candidate: Candidate, facts: dict[str, Any]) -> Finding:
     """``facts``: of the probe "light"."""
     remedy = (
         "import it inside the functions that need it; classes of parts live in a module of their own, imported inside "
@@ -166,7 +166,9 @@ def light(subject: Subject, facts: dict[str, Any]) -> Finding:
     )
     if "died" in facts:
         return failed("light", facts["died"], "see 'loads'")
-    heavy = [f"{name} ({_where(subject, where)})" if where else name for name, where in sorted(facts["heavy"].items())]
+    heavy = [
+        f"{name} ({_where(candidate, where)})" if where else name for name, where in sorted(facts["heavy"].items())
+    ]
     if heavy:
         return failed("light", f"importing the entry module loads {', '.join(heavy)}", remedy)
     if facts["devices"]:
@@ -176,9 +178,9 @@ def light(subject: Subject, facts: dict[str, Any]) -> Finding:
     return passed("light", f"importing the entry loads none of {', '.join(HEAVY)} and opens no device")
 
 
-def _where(subject: Subject, where: str) -> str:
+def _where(candidate: Candidate, where: str) -> str:
     file, _, line = where.rpartition(":")
-    return f"{subject.shown(Path(file))}:{line}"
+    return f"{candidate.shown(Path(file))}:{line}"
 
 
 def twice(plugins: dict[str, Any]) -> Finding:

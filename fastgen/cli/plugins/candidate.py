@@ -17,7 +17,7 @@ from fastgen.core.plugin.loader import GROUP, discover, distribution_name, norma
 from fastgen.errors import PluginError, did_you_mean
 from fastgen.testing.distributions import FakeSite
 
-__all__ = ["Entry", "Subject", "find_subject", "installed_subject", "source_subject"]
+__all__ = ["Candidate", "Entry", "find_candidate", "installed_candidate", "source_candidate"]
 
 TIMEOUT = 300
 """Seconds that a child process may take to load one plugin."""
@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Candidate:
     """A distribution with plugins. ``roots`` are the packages (directories) and single modules (files) it consists of;
     ``tree`` its source tree, where there is one here."""
 
@@ -108,11 +108,11 @@ class Subject:
             raise PluginError(f"loading {self.label} took more than {TIMEOUT} s; it must return at once") from None
 
 
-def find_subject(name: str, workspace: Path) -> Subject:
+def find_candidate(name: str, workspace: Path) -> Candidate:
     """What ``name`` stands for: an existing path is a source tree, all else an installed plugin or distribution.
 
     Args:
-        workspace: an empty directory that lives as long as the subject.
+        workspace: an empty directory that lives as long as the candidate.
 
     Raises:
         PluginError: there is no such plugin, or the tree is none of a plugin.
@@ -120,8 +120,8 @@ def find_subject(name: str, workspace: Path) -> Subject:
     path = Path(name).expanduser()
     looks_like_a_path = os.sep in name or name in (".", "..")
     if looks_like_a_path or (path.is_dir() and (path / "pyproject.toml").is_file() and not _owners(name)):
-        return source_subject(path, workspace)
-    return installed_subject(name)
+        return source_candidate(path, workspace)
+    return installed_candidate(name)
 
 
 def _owners(name: str) -> list[EntryPoint]:
@@ -132,7 +132,7 @@ def _owners(name: str) -> list[EntryPoint]:
 # ---- installed -----------------------------------------------------------------------------------------------------
 
 
-def installed_subject(name: str) -> Subject:
+def installed_candidate(name: str) -> Candidate:
     """The installed distribution that is called ``name``, or that has a plugin of that name.
 
     Raises:
@@ -157,7 +157,7 @@ def installed_subject(name: str) -> Subject:
         for p in distribution.entry_points.select(group=GROUP)
         if whole or normalise(p.name) == normalise(name)  # one of several, as fastgen's own families are
     ]
-    return Subject(
+    return Candidate(
         distribution=owners[0],
         version=distribution.version or "?",
         requires=tuple(distribution.requires or ()),
@@ -204,7 +204,7 @@ def _editable_tree(distribution: Distribution) -> Path | None:
 # ---- a source tree -------------------------------------------------------------------------------------------------
 
 
-def source_subject(path: Path, workspace: Path) -> Subject:
+def source_candidate(path: Path, workspace: Path) -> Candidate:
     """The distribution that a ``pyproject.toml`` describes, made visible to child processes as if it were installed.
 
     Raises:
@@ -244,7 +244,7 @@ def source_subject(path: Path, workspace: Path) -> Subject:
         keywords=",".join(project.get("keywords", ())),
         entries={entry.plugin: entry.value for entry in entries},
     )
-    return Subject(
+    return Candidate(
         distribution=name,
         version=version,
         requires=tuple(project.get("dependencies", ())),
