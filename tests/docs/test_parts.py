@@ -205,6 +205,12 @@ def test_rope_types(text: str) -> None:
     assert f"({', '.join(f'`{name}`' for name in get_args(RopeType))})" in text.replace("\n", " ")
 
 
+def test_rope_fields(text: str) -> None:
+    sentence = re.search(r"Read what you need of it:(.*?)\.\n", text, re.DOTALL)
+    assert sentence is not None
+    assert sorted(set(quoted(sentence[1])) - {"None"}) == sorted(RopeConfig.model_fields)
+
+
 def test_decoder_weights(text: str) -> None:
     block = re.search(r"```python\nDECODER_WEIGHTS = (.*?)```", text, re.DOTALL)
     assert block is not None
@@ -274,6 +280,7 @@ def test_cohere_defaults_are_transformers(load: Callable[[str], ModuleType]) -> 
     for ours, theirs in ((module.CohereConfig, CohereConfig), (module.Cohere2Config, Cohere2Config)):
         mine, other = ours.from_raw(sizes), theirs(**sizes)
         assert mine.rope.theta == other.rope_parameters["rope_theta"]
+        assert mine.eos_token_ids == {other.eos_token_id}
         assert (mine.norm_eps, mine.num_key_value_heads) == (other.layer_norm_eps, other.num_key_value_heads)
         names = "intermediate_size logit_scale max_position_embeddings tie_word_embeddings attention_bias hidden_act"
         assert [getattr(mine, n) for n in names.split()] == [getattr(other, n) for n in names.split()]
@@ -293,6 +300,7 @@ def test_apertus_defaults_are_transformers(load: Callable[[str], ModuleType]) ->
     assert {key: getattr(rope, key.removeprefix("rope_")) for key in theirs.rope_parameters} == theirs.rope_parameters
     given = {"rope_type": "default", "rope_theta": 5.0}
     assert ours.from_raw({**sizes, "rope_parameters": given}).rope.type == "default"
+    assert ours.from_raw(sizes).eos_token_ids == {theirs.eos_token_id}
     names = "intermediate_size max_position_embeddings hidden_act attention_bias tie_word_embeddings"
     assert [getattr(ours.from_raw(sizes), n) for n in names.split()] == [getattr(theirs, n) for n in names.split()]
 
@@ -316,25 +324,31 @@ def test_expert_rules_fit_both_layouts(load: Callable[[str], ModuleType]) -> Non
 
 
 class PlainFamily:
-    """A family around one attention of the page: `fg.DECODER_WEIGHTS` and the usual parts."""
+    """A family around one attention of the page, and around the usual parts."""
 
     def __init__(
-        self, architecture: str, attention: Callable[[Any, fg.Rope], nn.Module], weights: fg.WeightMap
+        self,
+        architecture: str,
+        attention: Callable[[Any, fg.Rope], nn.Module],
+        weights: fg.WeightMap,
+        norm: Callable[[int, float], fg.Norm] = fg.RMSNorm,
+        partial: float = 1.0,
     ) -> None:
         class Config(fg.HFConfig):
-            defaults: ClassVar = {}
+            default_partial_rotary_factor: ClassVar = partial
+            clip_qkv: float | None = None
 
         def build(c: Any) -> fg.Decoder:
             rope, tokens = fg.Rope(c.rope), fg.Table(c.vocab_size, c.hidden_size)
 
             def block() -> fg.Block:
-                norms = [fg.RMSNorm(c.hidden_size, c.norm_eps) for _ in "12"]
+                norms = [norm(c.hidden_size, c.norm_eps) for _ in "12"]
                 mlp = fg.MLP(c.hidden_size, c.intermediate_size, c.hidden_act)
                 return fg.PreNorm(norms[0], attention(c, rope), norms[1], mlp)
 
             blocks = [block() for _ in range(c.num_hidden_layers)]
             head = fg.Head(fg.Linear(c.hidden_size, c.vocab_size))
-            return fg.Decoder(fg.Embed(tokens), blocks, fg.RMSNorm(c.hidden_size, c.norm_eps), head)
+            return fg.Decoder(fg.Embed(tokens), blocks, norm(c.hidden_size, c.norm_eps), head)
 
         @fg.hookimpl
         def fastgen_models() -> list[fg.ModelSpec]:
@@ -358,6 +372,51 @@ def test_own_attention(load: Callable[[str], ModuleType], tmp_path: Path) -> Non
     family = PlainFamily("HunYuanDenseV1ForCausalLM", attention, fg.DECODER_WEIGHTS.but(rules))
     config = HunYuanDenseV1Config(**SIZES, head_dim=16, tie_word_embeddings=False)
     assert_equals_transformers(family, config, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clip", [0.5, None])
+def test_own_projection(load: Callable[[str], ModuleType], tmp_path: Path, clip: float | None) -> None:
+    """And norms without numbers of their own."""
+    from transformers import OlmoConfig
+
+    module = load("fastgen_olmo_attention")
+
+    def attention(c: Any, rope: fg.Rope) -> fg.Attention:
+        made = fg.Attention(c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, rope=rope)
+        assert isinstance(module.clipped(made, c.clip_qkv).qkv, module.Clipped) == (clip is not None)
+        return made
+
+    def norm(size: int, _: float) -> fg.LayerNorm:
+        return fg.LayerNorm(size, 1e-5, bias=False, weight=False)
+
+    family = PlainFamily("OlmoForCausalLM", attention, fg.DECODER_WEIGHTS, norm)
+    config = OlmoConfig(**SIZES, clip_qkv=clip, tie_word_embeddings=False)
+    assert_equals_transformers(family, config, tmp_path)
+
+
+@pytest.mark.slow
+def test_interleaved_rope_of_a_part_of_each_head(tmp_path: Path) -> None:
+    """As in GLM-4, with biases."""
+    from transformers import GlmConfig
+
+    def attention(c: Any, rope: fg.Rope) -> fg.Attention:
+        heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
+        return fg.Attention(c.hidden_size, *heads, rope=rope, bias=True)
+
+    rules = {
+        f"model.layers.*.self_attn.{slot}_proj": ("blocks.*.attn.qkv", fg.split_interleaved(slot)) for slot in "qk"
+    }
+    split = {"model.layers.*.mlp.gate_up_proj": ("blocks.*.mlp.up", fg.split_gate_up)}
+    family = PlainFamily("GlmForCausalLM", attention, fg.DECODER_WEIGHTS.but({**rules, **split}), partial=0.5)
+    config = GlmConfig(**SIZES, head_dim=16, attention_bias=True, tie_word_embeddings=False)
+    assert_equals_transformers(family, config, tmp_path)
+
+
+def test_interleaved_norms_need_the_same_order() -> None:
+    config = fg.HFConfig.from_raw({key: value for key, value in SIZES.items() if key != "pad_token_id"})
+    rows = torch.arange(config.head_dim)
+    assert fg.split_interleaved("")(rows, config)[""].tolist() == [*rows[::2].tolist(), *rows[1::2].tolist()]
 
 
 def test_own_norm(load: Callable[[str], ModuleType]) -> None:

@@ -102,6 +102,19 @@ def test_model_example_equals_transformers(install: Callable[..., Registry], tmp
     assert (driver.read(driver.add(tokens), 5) - want).abs().max() < 1e-4
 
 
+def test_model_example_has_transformers_defaults(install: Callable[..., Registry]) -> None:
+    from transformers import ArceeConfig as Theirs
+
+    from fastgen.core.config_class import realise
+
+    spec = next(spec for spec in install("arcee").record("arcee").specs if isinstance(spec, fg.ModelSpec))
+    sizes = {"vocab_size": 64, "hidden_size": 1920, "num_hidden_layers": 2, "num_attention_heads": 80}
+    full = Theirs(**sizes).to_dict()
+    whole = dict(realise(spec.config).from_raw(full))
+    for key in full.keys() - sizes.keys() - {"intermediate_size", "architectures", "model_type", "bos_token_id"}:
+        assert dict(realise(spec.config).from_raw({k: v for k, v in full.items() if k != key})) == whole, key
+
+
 def test_model_examples_pyproject(page: Callable[[str], Any], install: Callable[..., Registry]) -> None:
     project = tomllib.loads(page("Plugins.md").files["pyproject.toml"])["project"]
     assert project["entry-points"]["fastgen"] == {"arcee": "fastgen_arcee"}

@@ -565,6 +565,20 @@ OWN = {
 }
 
 
+def test_flat_scores_hide_their_scale(kit):
+    source = ADAPTER.replace("llama import LlamaConfig", "granite import GraniteConfig")
+    source = source.replace("LlamaForCausalLM", "GraniteForCausalLM").replace("LlamaConfig", "GraniteConfig")
+    small = {"model_type": "granite", "attention_multiplier": 1e-7}
+    with pytest.raises(
+        AssertionError, match=r"wrong scale \(scores so small that the softmax is flat hide their scale"
+    ):
+        kit(config=small, source=source)("sensitivity")
+    assert (
+        kit(config={**small, "attention_multiplier": 0.4}, source=source)("sensitivity")[f"{FAULT}wrong scale"]
+        == "pass"
+    )
+
+
 def test_a_checkpoint_and_reference_of_the_authors_own(kit):
     own = {"write_checkpoint": staticmethod(write_llama), "reference": staticmethod(llama_reference)}
     run = kit(config=OWN, **own)
