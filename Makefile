@@ -8,11 +8,11 @@ PLUGIN_PACKAGES := $(wildcard plugins/*/fastgen_*)
 
 # A process a core (at most four), a file's tests together, since they share fixtures. One thread each: the matrices are
 # small. Plain `pytest` runs in one process.
-PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(RUN) pytest -n logical --maxprocesses 4 --dist loadfile --max-worker-restart 0
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(RUN) pytest -n logical --maxprocesses 4 --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-quick lint format bench clean distclean
+.PHONY: help setup demo test test-quick test-thorough lint format bench clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,11 +23,14 @@ setup: ## make .venv ready (the other targets do it themselves)
 demo: setup ## a real model answers a question, then a batch of 16 prompts
 	@$(BIN)/python examples/demo.py
 
-test: setup ## every test, the plugins' too (under 10 minutes on 2 cores)
-	$(PYTEST)
+test: setup ## the tests, the plugins' too (under 10 minutes on 2 cores)
+	$(PYTEST) --dist loadfile -m "not thorough"
 
 test-quick: setup ## the tests that take moments and need no model (under a minute)
-	$(PYTEST) -m "not slow and not real_model"
+	$(PYTEST) --dist loadfile -m "not slow and not thorough and not real_model"
+
+test-thorough: setup ## what `make test` leaves out: sweeps over all families, some minutes
+	$(PYTEST) --dist load -m thorough
 
 lint: setup ## ruff, mypy --strict, import rules
 	$(RUN) ruff check .

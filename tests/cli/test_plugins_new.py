@@ -23,7 +23,7 @@ def new(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["plugins", "new", *arguments])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_green_at_once(template: str, tmp_path: Path) -> None:
     assert new("my-family", "--from", template, "--dir", str(tmp_path)).exit_code == 0

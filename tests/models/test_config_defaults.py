@@ -20,7 +20,7 @@ from fastgen.testing.checkpoints import tiny_checkpoint
 from fastgen.testing.driver import HandDriver, load_decoder
 from fastgen.testing.subject import transformers_config
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 IDS = [(7 * n * n + 5 * n + 11) % 61 + 3 for n in range(40)]
 ALL = {"hidden_act": "gelu", "rms_norm_eps": 1e-3}

@@ -23,7 +23,7 @@ def test_matches_generate(model_type, tmp_path):
     assert (row.verdict, row.reason) == ("matches", "")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("model_type", MANY)
 def test_many_match_generate(model_type, tmp_path):
     row = try_model(model_type, tmp_path)

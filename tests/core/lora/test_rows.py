@@ -92,6 +92,9 @@ class Toy(nn.Module):
         self.qkv = Linear(IN, SLOTS, bias=True)
         self.out = Linear(OUT, IN)
 
+    def match(self, shapes):
+        return None
+
     def forward(self, x):
         return self.out(self.qkv(x))
 
