@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(RUN) pytest -n logica
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-quick test-thorough lint format bench clean distclean
+.PHONY: help setup demo test test-quick test-thorough conformance lint format bench clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test-quick: setup ## the tests that take moments and need no model (under a minu
 
 test-thorough: setup ## what `make test` leaves out: sweeps over all families, some minutes
 	$(PYTEST) --dist load -m thorough
+
+conformance: setup ## run the kit on our own families and write down what it found, for `fastgen models`
+	$(PYTEST) --dist loadfile -p fastgen.testing.plugin --conformance-beside tests/models plugins/fastgen-exaone4 plugins/fastgen-deepseek
 
 lint: setup ## ruff, mypy --strict, import rules
 	$(RUN) ruff check .

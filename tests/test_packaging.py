@@ -46,6 +46,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile, reposi
     ours = {str(path.relative_to(repository)) for path in (repository / "fastgen").rglob("*.py")}
     assert ours <= names
     assert {"fastgen/py.typed", "fastgen/bench/workloads/w1.json", "fastgen/bench/workloads/w2.json"} <= names
+    assert "fastgen/models/conformance.json" in names
     templates = {
         str(path.relative_to(repository)) for path in (repository / "fastgen/cli/plugins/templates").rglob("*.txt")
     }
