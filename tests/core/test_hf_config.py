@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import pytest
 from transformers import LlamaConfig
 
-from fastgen.core.hf_config import NEUTRAL, HFConfig, read_eos_ids, read_generation_config, read_raw_config
+from fastgen.core.config_keys import NEUTRAL
+from fastgen.core.hf_config import HFConfig, read_eos_ids, read_generation_config, read_raw_config
 from fastgen.errors import ConfigError, ModelNotFoundError, PluginError, UnsupportedModelError
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -17,7 +17,8 @@ from torch import nn
 
 from fastgen import api as fg
 from fastgen.core.config_class import realise
-from fastgen.core.hf_config import NEUTRAL, SPELLINGS, HFConfig
+from fastgen.core.config_keys import NEUTRAL, SPELLINGS
+from fastgen.core.hf_config import HFConfig
 from fastgen.core.layers.layer import Layer
 from fastgen.core.rope_config import RopeConfig, RopeType
 from fastgen.kernels.ops import KernelTable
