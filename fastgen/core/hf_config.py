@@ -30,7 +30,8 @@ class HFConfig(BaseModel):
             use_sliding_window: bool = False
 
     Build one with `from_raw`. Keys that are not fields are ignored, but for those that would silently change the
-    model's maths (`config_keys.NEUTRAL`): these are refused unless the class has a field of that name, or they are neutral.
+    model's maths (`config_keys.NEUTRAL`): these are refused unless the class has a field of that name, or they are
+    neutral.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False, defer_build=True)
