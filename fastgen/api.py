@@ -56,7 +56,7 @@ from fastgen.errors import (
 
 if TYPE_CHECKING:
     from fastgen.core.containers import Block, Decoder, Parallel, ParallelNorms, PostNorm, PreNorm, Sandwich
-    from fastgen.core.hf_config import Count, HFConfig
+    from fastgen.core.hf_config import Count, HFConfig, Positive
     from fastgen.core.layers import (
         MLP,
         Attention,
@@ -121,6 +121,7 @@ _HOMES = {
     "ParallelNorms": "fastgen.core.containers",
     "parameter": "fastgen.core.layers.layer",
     "PlainMLP": "fastgen.core.layers",
+    "Positive": "fastgen.core.hf_config",
     "PostNorm": "fastgen.core.containers",
     "PreNorm": "fastgen.core.containers",
     "RMSNorm": "fastgen.core.layers",
@@ -177,6 +178,7 @@ __all__ = [
     "ParallelNorms",
     "PlainMLP",
     "PluginError",
+    "Positive",
     "PostNorm",
     "PreNorm",
     "RMSNorm",

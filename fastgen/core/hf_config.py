@@ -16,6 +16,7 @@ from fastgen.errors import ConfigError, ModelNotFoundError, PluginError, Unsuppo
 __all__ = ["HFConfig", "RopeConfig", "read_eos_ids", "read_generation_config", "read_raw_config"]
 
 Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
 _LARGEST = 2**31 - 1
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 

@@ -14,26 +14,17 @@ class Gemma2Config(fg.HFConfig):
     hidden_activation: str = "gelu_pytorch_tanh"
     tie_word_embeddings: bool = True
     attention_bias: bool = False
-    query_pre_attn_scalar: float = 256
+    query_pre_attn_scalar: fg.Positive = 256
     attn_logit_softcapping: float | None = 50.0
     final_logit_softcapping: float | None = 30.0
     sliding_window: fg.Count | None = 4096
     layer_types: list[str] | None = None
 
-    @property
-    def scale(self) -> float:
-        """Of the scores."""
-        if self.query_pre_attn_scalar <= 0:
-            raise fg.ConfigError(
-                f"config.json: query_pre_attn_scalar must be above 0, got {self.query_pre_attn_scalar!r}"
-            )
-        return float(self.query_pre_attn_scalar**-0.5)
-
 
 def build(c: Gemma2Config) -> fg.Decoder:
     rope, bias = fg.Rope(c.rope), c.attention_bias
     heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
-    scale, cap = c.scale, c.attn_logit_softcapping
+    scale, cap = c.query_pre_attn_scalar**-0.5, c.attn_logit_softcapping
 
     def attention(window: int | None) -> fg.Attention:
         return fg.Attention(

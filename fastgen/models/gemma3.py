@@ -40,7 +40,7 @@ def build(c: Gemma3Config) -> fg.Decoder:
             out_bias=c.attention_bias,
             q_norm=norm(),
             k_norm=norm(),
-            scale=c.scale,
+            scale=c.query_pre_attn_scalar**-0.5,
             window=window,
         )
 

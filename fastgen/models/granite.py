@@ -12,7 +12,7 @@ class GraniteConfig(fg.HFConfig):
     embedding_multiplier: float = 1.0
     attention_multiplier: float = 1.0
     residual_multiplier: float = 1.0
-    logits_scaling: float = 1.0
+    logits_scaling: fg.Positive = 1.0
 
 
 class GraniteMoeConfig(GraniteConfig):
@@ -23,8 +23,6 @@ class GraniteMoeConfig(GraniteConfig):
 def build(c: GraniteConfig) -> fg.Decoder:
     from fastgen.models.granite_block import WeightedPreNorm
 
-    if c.logits_scaling == 0:
-        raise fg.ConfigError("config.json: logits_scaling is 0, and logits are divided by it")
     rope = fg.Rope(c.rope)
     tokens = fg.Table(c.vocab_size, c.hidden_size)
 

@@ -47,13 +47,8 @@ def build(c: Olmo2Config) -> fg.Decoder:
     )
 
 
-WEIGHTS = fg.DECODER_WEIGHTS.but(
-    {
-        "model.layers.*.input_layernorm": None,
-        "model.layers.*.post_attention_layernorm": "blocks.*.norm1",
-        "model.layers.*.post_feedforward_layernorm": "blocks.*.norm2",
-    }
-)
+NORMS = {"input": None, "post_attention": "blocks.*.norm1", "post_feedforward": "blocks.*.norm2"}
+WEIGHTS = fg.DECODER_WEIGHTS.but({f"model.layers.*.{name}_layernorm": part for name, part in NORMS.items()})
 
 
 @fg.hookimpl

@@ -75,7 +75,7 @@ def test_hidden_act_is_not_read(written):
 
 @pytest.mark.parametrize("scalar", [0, 0.0, -16])
 def test_a_scale_that_is_no_number_is_refused(scalar):
-    with pytest.raises(ConfigError, match="query_pre_attn_scalar must be above 0"):
+    with pytest.raises(ConfigError, match="query_pre_attn_scalar: must be greater than 0"):
         build(Gemma2Config.from_raw({**SIZES, "query_pre_attn_scalar": scalar}))
 
 

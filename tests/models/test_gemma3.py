@@ -129,7 +129,7 @@ def test_a10_patterns():
 
 
 def test_a_scale_that_is_no_number_is_refused():
-    with pytest.raises(ConfigError, match="query_pre_attn_scalar must be above 0"):
+    with pytest.raises(ConfigError, match="query_pre_attn_scalar: must be greater than 0"):
         build(Gemma3Config.from_raw({**SIZES, "query_pre_attn_scalar": -1}))
 
 

@@ -58,7 +58,7 @@ class TestGraniteMoe(ModelConformance):
 
 
 def test_logits_divided_by_zero_are_refused():
-    with pytest.raises(ConfigError, match="logits_scaling is 0"):
+    with pytest.raises(ConfigError, match="logits_scaling: must be greater than 0"):
         build(GraniteConfig.from_raw({**SIZES, "logits_scaling": 0}))
 
 
