@@ -6,9 +6,9 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m
 PLUGIN_PACKAGES := $(wildcard plugins/*/fastgen_*)
 
-# A process a core (at most four), a file's tests together, since they share fixtures. One thread each: the matrices are
-# small. Plain `pytest` runs in one process.
-PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(RUN) pytest -n logical --maxprocesses 4 --max-worker-restart 0
+# A process a core (at most four), each with its share of the tests in order, since neighbours share fixtures; who is done
+# takes over from the others. One thread each: the matrices are small. Plain `pytest` runs in one process.
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(RUN) pytest -n logical --maxprocesses 4 --dist worksteal --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -24,13 +24,13 @@ demo: setup ## a real model answers a question, then a batch of 16 prompts
 	@$(BIN)/python examples/demo.py
 
 test: setup ## the tests, the plugins' too (under 10 minutes on 2 cores)
-	$(PYTEST) --dist loadfile -m "not thorough"
+	$(PYTEST) -m "not thorough"
 
 test-quick: setup ## the tests that take moments and need no model (under a minute)
-	$(PYTEST) --dist loadfile -m "not slow and not thorough and not real_model"
+	$(PYTEST) -m "not slow and not thorough and not real_model"
 
 test-thorough: setup ## what `make test` leaves out: sweeps over all families, some minutes
-	$(PYTEST) --dist load -m thorough
+	$(PYTEST) -m thorough
 
 conformance: setup ## run the kit on our own families and write down what it found, for `fastgen models`
 	$(PYTEST) --dist loadfile -p fastgen.testing.plugin --conformance-beside tests/models plugins/fastgen-exaone4 plugins/fastgen-deepseek

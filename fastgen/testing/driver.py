@@ -4,24 +4,38 @@ order: what the parity tests of a model family stand on."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fastgen.config import EngineConfig
-from fastgen.core.blueprint import draw
+from fastgen.core.blueprint import Blueprint, draw
 from fastgen.core.containers import Decoder
+from fastgen.core.layers.layer import building
 from fastgen.core.loading import load_model
 from fastgen.core.policy import Plan, Sequence
 from fastgen.core.runtime.kv_cache import CachePlan, KVCache
 from fastgen.core.runtime.ragged import RaggedBatchBuilder
 
-__all__ = ["HandDriver", "load_decoder"]
+__all__ = ["HandDriver", "draw_model", "load_decoder", "without_memory"]
+
+
+def draw_model(directory: str | Path, **options: object) -> Blueprint:
+    """All that is decided about a model before its weights are read: where it came from, its config, its warnings."""
+    return draw(directory, EngineConfig.of({"device": "cpu", "num_blocks": 1, **options}))
 
 
 def load_decoder(directory: str | Path, **options: object) -> Decoder:
     """The model in a directory, through the same loading as an engine's."""
-    return load_model(draw(directory, EngineConfig.of({"device": "cpu", "num_blocks": 1, **options})))
+    return load_model(draw_model(directory, **options))
+
+
+def without_memory(build: Callable[[Any], Decoder], config: Any) -> Decoder:
+    """What ``build`` makes of ``config``, its parameters on torch's meta device: for models of any size."""
+    with building(torch.float32, torch.device("meta")):
+        return build(config)
 
 
 class HandDriver:

@@ -19,11 +19,8 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkR
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 from fastgen.api import CheckpointError, ConfigError
-from fastgen.config import EngineConfig
-from fastgen.core.blueprint import draw
-from fastgen.core.layers.layer import building
 from fastgen.testing.checkpoints import tiny_checkpoint
-from fastgen.testing.driver import HandDriver, load_decoder
+from fastgen.testing.driver import HandDriver, draw_model, load_decoder, without_memory
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -224,8 +221,7 @@ def test_published_config(raw):
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(told)
     ours_config = DeepseekV3Config if raw["model_type"] == "deepseek_v3" else DeepseekV2Config
-    with building(torch.float32, torch.device("meta")):
-        ours = build(ours_config.from_raw(raw))
+    ours = without_memory(build, ours_config.from_raw(raw))
     corrections = [tensor for name, tensor in theirs.named_buffers() if name.endswith("correction_bias")]
     assert sum(p.numel() for p in ours.parameters()) == sum(t.numel() for t in (*theirs.parameters(), *corrections))
     turned = type(theirs.model.rotary_emb)(told)  # not on the meta device
@@ -296,14 +292,14 @@ def test_layers_that_predict_further_are_left_unread_aloud(tmp_path):
     further = {n.replace("layers.1.", "layers.2."): t.clone() for n, t in tensors.items() if "layers.1." in n}
     further["model.layers.2.shared_head.head.weight"] = torch.ones(64, 32)
     save_file({**tensors, **further}, file, metadata={"format": "pt"})
-    (warning,) = draw(tmp_path, EngineConfig.of({"device": "cpu", "num_blocks": 1})).warnings
+    (warning,) = draw_model(tmp_path).warnings
     assert warning.startswith(f"{len(further)} tensors of the checkpoint")
     assert "model.layers.2." in warning
     assert difference(tmp_path) < 1e-4
 
     rewrite(tmp_path, num_nextn_predict_layers=0, num_mtp_layers=...)
     with pytest.raises(CheckpointError, match=r"nothing in the model takes: .*model\.layers\.2\."):
-        draw(tmp_path, EngineConfig.of({"device": "cpu", "num_blocks": 1}))
+        draw_model(tmp_path)
 
 
 @pytest.mark.parametrize(

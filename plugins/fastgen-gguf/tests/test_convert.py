@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaC
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fastgen.api import CheckpointError, UnsupportedModelError
-from fastgen.core.source import resolve
+from fastgen.testing.driver import draw_model
 
 Write = Callable[..., Path]
 IDS = torch.tensor([[5, 80, 200, 17, 33, 90, 261, 4]])
@@ -343,10 +343,10 @@ def test_files_beside_it_change_nothing(write: Write, tmp_path: Path) -> None:
 def test_found_by_fastgen(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTGEN_CACHE", str(tmp_path / "cache"))
     path = write()
-    files = resolve(path)
+    files = draw_model(path).files
     assert files.origin == "format gguf"
     assert config_of(files.directory)["architectures"] == ["LlamaForCausalLM"]
-    assert resolve(path).origin == "format gguf, converted before"
+    assert draw_model(path).files.origin == "format gguf, converted before"
 
 
 def test_no_output_off_a_terminal(write: Write, target: Path, capfd: pytest.CaptureFixture[str]) -> None:
