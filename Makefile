@@ -29,7 +29,7 @@ test: setup ## the tests, the plugins' too (under 10 minutes on 2 cores)
 test-quick: setup ## the tests that take moments and need no model (under a minute)
 	$(PYTEST) -m "not slow and not thorough and not real_model"
 
-test-thorough: setup ## what `make test` leaves out: sweeps over all families, some minutes
+test-thorough: setup ## what `make test` leaves out: sweeps over all families, wheels, the tutorial (some minutes)
 	$(PYTEST) -m thorough
 
 conformance: setup ## run the kit on our own families and write down what it found, for `fastgen models`

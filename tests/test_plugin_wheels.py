@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Exaone4Config
 from fastgen.testing.checkpoints import tiny_checkpoint, tiny_llama
 from fastgen.testing.tokenizers import BOS, EOS, build_byte_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 PROMPT = "Once upon a time"
 PLUGIN = "fastgen-exaone4"

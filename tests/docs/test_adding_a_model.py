@@ -66,7 +66,7 @@ class Workshop:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)  # seven processes that import transformers, one after another
 def test_the_tutorial_works_as_printed(page: Callable[[str], Any], site: FakeSite, tmp_path: Path) -> None:
     folder = tmp_path / "fastgen-hyperclovax"

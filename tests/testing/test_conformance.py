@@ -163,7 +163,7 @@ def run_pytest(tmp_path):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_report_of_a_run(tmp_path, run_pytest):
     """Parts of a plugin's own making pass, wherever its modules are and whatever they are called; a wrong adapter
     fails; both stand in the report, beside the entry module too."""
@@ -195,7 +195,7 @@ def test_the_report_of_a_run(tmp_path, run_pytest):
     assert read_report(tmp_path / "odd_wrong.conformance.json") == {"odd_wrong": bad}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_partial_report_from_a_worker(tmp_path, run_pytest):
     told = run_pytest("--conformance-json=report.json", "-k", "prefill or missing", "-n", "1", "--dist", "loadfile")
     report = read_report(tmp_path / "report.json")
