@@ -26,8 +26,8 @@ demo: setup ## a real model answers a question, then a batch of 16 prompts
 test: setup ## the tests, the plugins' too (under 10 minutes on 2 cores)
 	$(PYTEST) -m "not thorough"
 
-test-quick: setup ## the tests that take moments and need no model (under a minute)
-	$(PYTEST) -m "not slow and not thorough and not real_model"
+test-quick: setup ## the engine, and a prompt through each family: what takes moments and needs no model (under a minute)
+	$(PYTEST) tests --ignore tests/cli --ignore tests/docs -m "not slow and not thorough and not real_model"
 
 test-thorough: setup ## what `make test` leaves out: sweeps over all families, wheels, the tutorial (some minutes)
 	$(PYTEST) -m thorough

@@ -134,9 +134,11 @@ class ModelConformance:
         weight_checks.check_filled(subject())
         weight_checks.check_landing(subject())
 
+    @pytest.mark.slow
     def test_weights_in_shards(self, subject: Callable[[], Subject], tmp_path: Path) -> None:
         weight_checks.check_shards(subject(), tmp_path / "shards")
 
+    @pytest.mark.slow
     def test_weights_missing_and_extra(self, subject: Callable[[], Subject]) -> None:
         weight_checks.check_refusals(subject())
 
@@ -241,6 +243,7 @@ class ModelConformance:
 
     # ---- once a class ----------------------------------------------------------------------------------------------
 
+    @pytest.mark.slow
     def test_tied_and_untied(self, plugin: Callable[[], PluginRecord], told: dict[str, str], tmp_path: Path) -> None:
         """The first case once more, with the head tied to the embedding if it was not, and the other way round."""
         cls = type(self)
