@@ -27,7 +27,7 @@ test: setup ## the tests, the plugins' too (under 10 minutes on 2 cores)
 	$(PYTEST) -m "not thorough"
 
 test-quick: setup ## the engine, and a prompt through each family: what takes moments and needs no model (under a minute)
-	$(PYTEST) tests --ignore tests/cli --ignore tests/docs --ignore tests/testing --ignore tests/test_packaging.py -m "not slow and not thorough and not real_model"
+	$(PYTEST) tests --ignore tests/cli --ignore tests/docs --ignore tests/testing --ignore tests/test_packaging.py --ignore tests/test_remote_code.py --ignore tests/core/test_hub.py -m "not slow and not thorough and not real_model"
 
 test-thorough: setup ## what `make test` leaves out: sweeps over all families, wheels, the tutorial (some minutes)
 	$(PYTEST) -m thorough
