@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from fastgen.testing.distributions import FakeSite
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,3 +25,17 @@ def real_model() -> Path:
     from fastgen.testing.demo_model import model_directory
 
     return model_directory(ROOT / ".cache")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
+    """A fake site-packages that this process and its children see."""
+    for variable in ("FASTGEN_PLUGINS", "FASTGEN_DISABLE_PLUGINS", "FASTGEN_PLUGINS_STRICT"):
+        monkeypatch.delenv(variable, raising=False)
+    directory = tmp_path / "site"
+    directory.mkdir()
+    monkeypatch.syspath_prepend(directory)
+    yield FakeSite(directory)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(directory)):
+            del sys.modules[name]

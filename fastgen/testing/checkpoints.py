@@ -17,9 +17,18 @@ from fastgen.testing.tokenizers import BOS, EOS, build_byte_tokenizer, byte_toke
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["hush", "randomise", "shuffle_shards", "split_shards", "tiny_checkpoint", "tiny_llama", "write_random"]
+__all__ = [
+    "TINY",
+    "hush",
+    "randomise",
+    "shuffle_shards",
+    "split_shards",
+    "tiny_checkpoint",
+    "tiny_llama",
+    "write_random",
+]
 
-_TINY = {
+TINY: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -30,6 +39,7 @@ _TINY = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+"""The sizes of a tiny model, by the names most config classes have."""
 
 
 def tiny_llama(
@@ -54,7 +64,7 @@ def tiny_llama(
     """
     from transformers import LlamaConfig
 
-    fields: dict[str, Any] = dict(_TINY)
+    fields: dict[str, Any] = dict(TINY)
     if tokenizer:
         byte_level = build_byte_tokenizer()
         fields |= {

@@ -26,6 +26,7 @@ from fastgen.core.plugin import PluginRecord, registered, registry
 from fastgen.core.weights import load
 from fastgen.errors import PluginError
 from fastgen.testing.checkpoints import QUIET_IDS, hush, randomise
+from fastgen.testing.checkpoints import TINY as SIZES
 from fastgen.testing.driver import HandDriver
 from fastgen.testing.parity import Landmarks, assert_equal
 
@@ -44,18 +45,7 @@ _LENGTH_RULED = ("dynamic", "longrope")  # rope types whose frequencies transfor
 Reference = Callable[[list[int]], torch.Tensor]
 """``ids -> logits [tokens, vocab]``, float32."""
 
-TINY: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
+TINY: dict[str, Any] = {**SIZES, "pad_token_id": None}
 """What a case's config gets where it is silent and its class has the field, under any of its names."""
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from fastgen.testing.distributions import FakeSite
 
 _BLOCK = re.compile(r"^(?:(In )?`([\w./-]+)`[^\n`]*:\n\n)?```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -106,17 +103,3 @@ def up_to_date(repository: Path) -> Callable[[str, str, str], None]:
         assert found[1] == current, f"{page} is out of date: run `WRITE_DOCS=1 pytest tests/docs`, or write\n{current}"
 
     return check
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
-    """A fake site-packages that this process and its children see."""
-    for variable in ("FASTGEN_PLUGINS", "FASTGEN_DISABLE_PLUGINS", "FASTGEN_PLUGINS_STRICT"):
-        monkeypatch.delenv(variable, raising=False)
-    directory = tmp_path / "site"
-    directory.mkdir()
-    monkeypatch.syspath_prepend(directory)
-    yield FakeSite(directory)
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(directory)):
-            del sys.modules[name]

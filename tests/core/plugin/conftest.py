@@ -1,27 +1,10 @@
-"""A fake site-packages that this process and its children see."""
+"""Plugins of a few lines, in the fake site-packages."""
 
 from __future__ import annotations
-
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from fastgen.testing.distributions import FakeSite
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
-    for variable in ("FASTGEN_PLUGINS", "FASTGEN_DISABLE_PLUGINS", "FASTGEN_PLUGINS_STRICT"):
-        monkeypatch.delenv(variable, raising=False)
-    directory = tmp_path / "site"
-    directory.mkdir()
-    monkeypatch.syspath_prepend(directory)
-    yield FakeSite(directory)
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(directory)):
-            del sys.modules[name]
 
 
 def family(architecture: str, arguments: str = "") -> str:
