@@ -52,6 +52,7 @@ from fastgen.errors import (
     PluginError,
     UnsupportedModelError,
     did_you_mean,
+    some,
 )
 
 if TYPE_CHECKING:
@@ -196,6 +197,7 @@ __all__ = [
     "parameter",
     "register",
     "registered",
+    "some",
     "split_gate_up",
     "split_interleaved",
     "split_qkv",

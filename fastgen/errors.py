@@ -67,6 +67,12 @@ def did_you_mean(word: str, known: Iterable[str], *, count: int = 3) -> str:
     return f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
 
 
+def some(names: Sequence[str], *, most: int = 5, separator: str = ", ") -> str:
+    """The first few of many for an error message: ``"a, b and 7 more"``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
+
+
 def first_problem(
     errors: Sequence[Mapping[str, Any]], known: Iterable[str], *, what: str = "option", secret: Iterable[str] = ()
 ) -> tuple[str | None, str]:

@@ -16,7 +16,7 @@ from fastgen.core.memory import available_memory
 from fastgen.core.quantised import WAY_OUT
 from fastgen.core.safetensors_header import DTYPES, read_header
 from fastgen.core.weight_files import WeightFiles, choose_files
-from fastgen.errors import CheckpointError, did_you_mean
+from fastgen.errors import CheckpointError, did_you_mean, some
 
 __all__ = ["Checkpoint", "TensorInfo", "check_memory"]
 
@@ -150,7 +150,7 @@ def _compare(chosen: WeightFiles, tensors: dict[str, TensorInfo]) -> list[str]:
 def _stray_warning(directory: Path, chosen: WeightFiles) -> list[str]:
     if not chosen.strays:
         return []
-    names = ", ".join(chosen.strays[:5]) + (" and more" if len(chosen.strays) > 5 else "")
+    names = some(chosen.strays)
     return [
         f"ignored in {directory}, as {'not part of the model' if chosen.index is None else 'not in the index'}: {names}"
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastgen.core.json_file import read_json_object
-from fastgen.errors import CheckpointError
+from fastgen.errors import CheckpointError, some
 
 __all__ = ["BIN", "BIN_INDEX", "SAFETENSORS", "SAFETENSORS_INDEX", "WeightFiles", "choose_files", "read_index"]
 
@@ -64,9 +64,8 @@ def _indexed(directory: Path, index: str, suffix: str) -> WeightFiles:
     files = tuple(directory / name for name in sorted(set(file_of.values())))
     missing = [file.name for file in files if not file.is_file()]  # a pipe or a device is no file either
     if missing:
-        some = ", ".join(missing[:5]) + (" and more" if len(missing) > 5 else "")
         raise CheckpointError(
-            f"{directory} lacks {some}: {len(missing)} of the {len(files)} files that {index} names; "
+            f"{directory} lacks {some(missing)}: {len(missing)} of the {len(files)} files that {index} names; "
             "download the model again"
         )
     return WeightFiles(files, directory / index, file_of)
@@ -94,6 +93,5 @@ def _nothing_found(directory: Path) -> str:
     text = f"{directory} holds no weights: neither {SAFETENSORS_INDEX} nor {SAFETENSORS} is there"
     others = [name for name in names if name.endswith((".safetensors", ".gguf", ".bin", ".pt", ".pth"))]
     if others:
-        more = " and more" if len(others) > 4 else ""
-        return f"{text}, and {', '.join(others[:4])}{more} cannot be taken for them"
+        return f"{text}, and {some(others)} cannot be taken for them"
     return text if names else f"{text}; it is empty"

@@ -11,9 +11,9 @@ from torch import nn
 
 from fastgen.core.layers.layer import Layer, Want
 from fastgen.core.weight_map import Destination, WeightMap
-from fastgen.errors import CheckpointError
+from fastgen.errors import CheckpointError, some
 
-__all__ = ["Model", "Placement", "TensorSource", "load", "plan"]
+__all__ = ["Model", "Placement", "TensorSource", "load", "parts_of", "plan"]
 
 
 class TensorSource(Protocol):
@@ -65,7 +65,7 @@ def plan(model: Model, weights: WeightMap, config: Any, shapes: Mapping[str, tup
             unclaimed.append(name)
             continue
         try:
-            parts = _parts(layers[destination.path], destination, torch.empty(shape, device="meta"), config)
+            parts = parts_of(layers[destination.path], destination, torch.empty(shape, device="meta"), config)
         except Exception as error:  # a transform's own: it cannot take this shape apart
             misfits.append(f"{name} is {list(shape)}, which the weight map cannot take apart ({error})")
             continue
@@ -98,12 +98,12 @@ def load(
     where = {placement.name: placement.destination for placement in placements}
     for name, tensor in source.stream(where):
         layer = layers[where[name].path]
-        for (slot, tail), part in _parts(layer, where[name], tensor, config).items():
+        for (slot, tail), part in parts_of(layer, where[name], tensor, config).items():
             layer.load(slot, tail, part)
         loaded(tensor.numel() * tensor.element_size())
 
 
-def _parts(layer: Layer, to: Destination, tensor: torch.Tensor, config: Any) -> dict[Want, torch.Tensor]:
+def parts_of(layer: Layer, to: Destination, tensor: torch.Tensor, config: Any) -> dict[Want, torch.Tensor]:
     """What one checkpoint tensor holds for the places of ``layer``, taken apart by its rule and by the layer."""
     slots = {to.slot: tensor} if to.transform is None else to.transform(tensor, config)
     return {place: part for slot, whole in slots.items() for place, part in layer.spread(slot, to.tail, whole).items()}
@@ -114,19 +114,15 @@ def _spell(path: str, slot: str, tail: str) -> str:
 
 
 def _complain(placements: list[Placement], unclaimed: list[str], unfilled: list[str], misfits: list[str]) -> None:
-    def some(names: list[str]) -> str:
-        rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        return ", ".join(sorted(names)[:5]) + rest
-
     problems = []
     if not placements:
         problems.append("no tensor of the checkpoint has a name this model knows")
     if unclaimed:
-        problems.append(f"tensors that nothing in the model takes: {some(unclaimed)}")
+        problems.append(f"tensors that nothing in the model takes: {some(sorted(unclaimed))}")
     if unfilled:
-        problems.append(f"parts of the model that no tensor fills: {some(unfilled)}")
+        problems.append(f"parts of the model that no tensor fills: {some(sorted(unfilled))}")
     if misfits:
-        problems.append(f"shapes that do not fit: {some(misfits)}")
+        problems.append(f"shapes that do not fit: {some(sorted(misfits))}")
     if problems:
         raise CheckpointError(
             "the checkpoint does not fit the model its config describes: " + "; ".join(problems) + ". "

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from fastgen.core.layers.layer import Layer, Want
+from fastgen.core.layers.layer import Layer
 from fastgen.core.loading import load_model
-from fastgen.core.weights import plan
+from fastgen.core.weights import parts_of, plan
 from fastgen.errors import CheckpointError
 from fastgen.testing.checkpoints import shuffle_shards
 from fastgen.testing.parity import difference
@@ -49,11 +49,8 @@ def check_landing(subject: Subject) -> None:
     where = {placement.name: placement.destination for placement in subject.blueprint.placements}
     for name, tensor in subject.blueprint.checkpoint.stream(where):
         to = where[name]
-        slots = {to.slot: tensor} if to.transform is None else to.transform(tensor, subject.blueprint.model_config)
         layer = layers[to.path]
-        parts: dict[Want, torch.Tensor] = {}
-        for slot, whole in slots.items():
-            parts |= layer.spread(slot, to.tail, whole)
+        parts = parts_of(layer, to, tensor, subject.blueprint.model_config)
         landed = torch.cat([part.flatten() for part in parts.values()])
         if landed.numel() != tensor.numel() or not torch.equal(landed.sort().values, tensor.flatten().sort().values):
             raise AssertionError(

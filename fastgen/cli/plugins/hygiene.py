@@ -16,6 +16,7 @@ from fastgen.cli.plugins.probe import HEAVY, PROBES
 from fastgen.cli.plugins.source_rules import offences
 from fastgen.core.plugin.bounds import admits, bounds, current_bounds
 from fastgen.core.plugin.loader import normalise
+from fastgen.errors import some
 
 __all__ = [
     "check_hygiene",
@@ -29,8 +30,6 @@ __all__ = [
     "twice",
     "version_bounds",
 ]
-
-SHOWN = 5
 
 
 def check_hygiene(candidate: Candidate, workspace: Path) -> tuple[list[Finding], list[str]]:
@@ -97,10 +96,10 @@ def keywords(candidate: Candidate, architectures: list[str]) -> Finding:
     named = set(re.findall(r"\w+", candidate.keywords))
     missing = [name for name in architectures if name not in named]
     if not missing:
-        return passed("keywords", f"name {_some(architectures)}")
+        return passed("keywords", f"name {some(architectures)}")
     return failed(
         "keywords",
-        f"the distribution's keywords do not name {_some(missing)}, so fastgen cannot tell whose fault it is when the "
+        f"the distribution's keywords do not name {some(missing)}, so fastgen cannot tell whose fault it is when the "
         "plugin does not load",
         f"write keywords = [{', '.join(f'{name!r}' for name in architectures)}] in pyproject.toml".replace("'", '"'),
     )
@@ -113,7 +112,9 @@ def sources(candidate: Candidate) -> Iterator[Finding]:
     """Only `fastgen.api` is imported of fastgen, by every module of the plugin."""
     if not candidate.roots:
         yield failed(
-            "api only", f"no sources of {_some([e.module for e in candidate.entries])} were found", "see 'loads'"
+            "api only",
+            f"no sources of {some([e.module for e in candidate.entries])} were found",
+            "see 'loads'",
         )
         return
     wrong: list[str] = []
@@ -129,7 +130,7 @@ def sources(candidate: Candidate) -> Iterator[Finding]:
     if wrong:
         yield failed(
             "api only",
-            "; ".join(wrong[:SHOWN]) + (f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""),
+            some(wrong, separator="; "),
             "import `from fastgen import api as fg` alone: all else may change without notice. What you miss there is "
             "worth an issue",
         )
@@ -172,7 +173,7 @@ def light(candidate: Candidate, facts: dict[str, Any]) -> Finding:
     if heavy:
         return failed("light", f"importing the entry module loads {', '.join(heavy)}", remedy)
     if facts["devices"]:
-        return failed("light", f"importing the entry module opens {_some(facts['devices'])}", remedy)
+        return failed("light", f"importing the entry module opens {some(facts['devices'])}", remedy)
     if facts["errors"]:
         return failed("light", f"importing it fails: {'; '.join(facts['errors'].values())}", "see 'loads'")
     return passed("light", f"importing the entry loads none of {', '.join(HEAVY)} and opens no device")
@@ -211,7 +212,7 @@ def references(facts: dict[str, Any]) -> Finding:
     wrong = [facts["died"]] if "died" in facts else facts["wrong"]
     if wrong:
         return failed(
-            "references", "; ".join(wrong[:SHOWN]), "mend what the spec names; it is imported when it is used"
+            "references", some(wrong, separator="; "), "mend what the spec names; it is imported when it is used"
         )
     return passed("references", "everything that its specs name can be loaded")
 
@@ -224,7 +225,3 @@ def _clashes(plugins: dict[str, Any]) -> Iterator[Finding]:
                 f"{architecture} {note} here, so nobody can load it without a pin",
                 "if yours is to stand in the other's place, declare overrides=('NAME',) in its spec",
             )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

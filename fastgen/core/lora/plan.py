@@ -23,7 +23,7 @@ from fastgen.core.lora.adapter_config import AdapterConfig, read_adapter_config
 from fastgen.core.lora.files import find_adapter, open_factors
 from fastgen.core.lora.rows import RowMap, row_map
 from fastgen.core.weight_map import Destination, Transform, WeightMap
-from fastgen.errors import CheckpointError, FastgenError, UnsupportedModelError
+from fastgen.errors import CheckpointError, FastgenError, UnsupportedModelError, some
 
 __all__ = ["LoraPlan", "LoraTarget", "plan_loras"]
 
@@ -222,10 +222,8 @@ class _Matcher:
                     raise CheckpointError(f"{module} and {other} are the same part of the model")
             targets.append(target)
         if unknown:
-            more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
             raise CheckpointError(
-                f"it changes modules that this model does not have: {', '.join(unknown[:5])}{more}. Was it trained on "
-                "another model?"
+                f"it changes modules that this model does not have: {some(unknown)}. Was it trained on another model?"
             )
         return targets
 
@@ -286,10 +284,8 @@ class _Matcher:
             if not any((to.path, slot) in found for slot in slots) and self.config.targets(module):
                 lacking.append(module)
         if lacking:
-            more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
             raise CheckpointError(
-                f"its files are not whole: {ADAPTER_CONFIG} targets {', '.join(lacking[:5])}{more}, and there are no "
-                "tensors for that"
+                f"its files are not whole: {ADAPTER_CONFIG} targets {some(lacking)}, and there are no tensors for that"
             )
 
     def _check_copies(self, whole: Mapping[str, str]) -> None:

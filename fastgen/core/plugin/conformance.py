@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastgen.core.json_file import read_json_object
-from fastgen.errors import PluginError
+from fastgen.errors import PluginError, some
 
 __all__ = ["SCHEMA", "Case", "Conformance", "conformance_path", "read_conformance", "read_report", "write_report"]
 
@@ -85,8 +85,7 @@ class Conformance:
             if outcome == "fail"
         ]
         if failed:
-            rest = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
-            return f"failed: {', '.join(failed[:3])}{rest}"
+            return f"failed: {some(failed, most=3)}"
         noticed, planted = _faults(cases.values())
         return (
             f"{'passed' if self.complete else 'partial'} ({number} case{'s' if number != 1 else ''}, "

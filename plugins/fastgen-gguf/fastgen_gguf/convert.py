@@ -19,7 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from fastgen.api import CheckpointError, FastgenError, UnsupportedModelError
+from fastgen.api import CheckpointError, FastgenError, UnsupportedModelError, some
 from fastgen_gguf.families import mend_weights
 from fastgen_gguf.header import Header, read_header
 from fastgen_gguf.repairs import complete_config, end_token_ids, split_digits, unused_tensors
@@ -85,12 +85,12 @@ def _load(place: dict[str, str], config: Any, header: Header, source: Path, dtyp
     )
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
-        raise CheckpointError(f"{source} does not fit the model it describes: it lacks {_some(missing)}")
+        raise CheckpointError(f"{source} does not fit the model it describes: it lacks {some(missing)}")
     unused = unused_tensors(model, header)
     if unused:
         raise UnsupportedModelError(
             f"{source} has tensors that transformers' model of {header.architecture!r} has no place for, and needs: "
-            f"{_some(unused)}"
+            f"{some(unused)}"
         )
     mend_weights(model, header)
     return model
@@ -125,10 +125,6 @@ def _narrow(parameter: torch.nn.Parameter) -> torch.dtype:
             parameter.data = values.to(kind)
             break
     return parameter.dtype
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 class QuickReader(gguf.GGUFReader):  # type: ignore[misc]

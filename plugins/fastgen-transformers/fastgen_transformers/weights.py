@@ -76,15 +76,15 @@ class Matching:
             try:
                 made = self.convert(target, {name: torch.empty(shapes[name], device="meta") for name in names})
             except Exception as error:  # transformers' own: these do not go together
-                misfits.append(f"{_some(names)} do not make a {target} ({error})")
+                misfits.append(f"{fg.some(sorted(names))} do not make a {target} ({error})")
                 missing.discard(target)
                 continue
             for name, tensor in made.items():
                 if name not in missing:
                     again = f" (fills {name} a second time)" if name in self._state else f" (becomes {name})"
-                    unclaimed.append(_some(names) + again)
+                    unclaimed.append(fg.some(sorted(names)) + again)
                 elif list(tensor.shape) != (wanted := list(self._state[name])):
-                    misfits.append(f"{_some(names)} gives {list(tensor.shape)}, the model wants {wanted}")
+                    misfits.append(f"{fg.some(sorted(names))} gives {list(tensor.shape)}, the model wants {wanted}")
                 missing.discard(name)
         _complain(unclaimed, sorted(_needed(self._model, missing)), misfits)
         return {name: len(names) for names in groups.values() for name in names}
@@ -118,18 +118,14 @@ def _needed(model: Any, missing: set[str]) -> set[str]:
     return left - set().union(*filled)
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 def _complain(unclaimed: list[str], unfilled: list[str], misfits: list[str]) -> None:
     problems = []
     if unclaimed:
-        problems.append(f"tensors that nothing in the model takes: {_some(unclaimed)}")
+        problems.append(f"tensors that nothing in the model takes: {fg.some(sorted(unclaimed))}")
     if unfilled:
-        problems.append(f"parts of the model that no tensor fills: {_some(unfilled)}")
+        problems.append(f"parts of the model that no tensor fills: {fg.some(sorted(unfilled))}")
     if misfits:
-        problems.append(f"shapes that do not fit: {_some(misfits)}")
+        problems.append(f"shapes that do not fit: {fg.some(sorted(misfits))}")
     if problems:
         raise fg.CheckpointError(
             f"the checkpoint does not fit transformers' class for its config: {'; '.join(problems)}. "
