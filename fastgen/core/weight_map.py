@@ -13,6 +13,7 @@ __all__ = [
     "Destination",
     "Transform",
     "WeightMap",
+    "expert_rules",
     "split_gate_up",
     "split_interleaved",
     "split_qkv",
@@ -56,6 +57,20 @@ def split_interleaved(slot: str) -> Transform:
         return {slot: torch.cat([halves, rest], 1).flatten(0, 1)}
 
     return split
+
+
+def expert_rules(
+    found: str, part: str, *, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> dict[str, str]:
+    """Rules for experts, which files hold one by one (``{found}.7.gate_proj``) or stacked in ``found``'s own tensors.
+
+    Args:
+        found: the module of all experts in the checkpoint.
+        part: where the model has them.
+        gate, up, down: what an expert's own modules are called.
+    """
+    one_by_one = {"gate": gate, "up": up, "down": down}
+    return {found: part, **{f"{found}.*.{name}": f"{part}[*.{slot}]" for slot, name in one_by_one.items()}}
 
 
 _NUMBER = re.compile(r"\d+")

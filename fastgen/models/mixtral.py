@@ -43,10 +43,7 @@ def build(c: MixtralConfig) -> fg.Decoder:
 def weights(mlp: str) -> dict[str, str]:
     return {
         f"{mlp}.gate": "blocks.*.mlp.router",
-        f"{mlp}.experts": "blocks.*.mlp.experts",  # stacked
-        f"{mlp}.experts.*.w1": "blocks.*.mlp.experts[*.gate]",  # or one by one
-        f"{mlp}.experts.*.w3": "blocks.*.mlp.experts[*.up]",
-        f"{mlp}.experts.*.w2": "blocks.*.mlp.experts[*.down]",
+        **fg.expert_rules(f"{mlp}.experts", "blocks.*.mlp.experts", gate="w1", up="w3", down="w2"),
     }
 
 

@@ -60,10 +60,7 @@ def build(c: Qwen2MoeConfig) -> fg.Decoder:
 WEIGHTS = fg.DECODER_WEIGHTS.but(
     {
         "model.layers.*.mlp.gate": "blocks.*.mlp.routed.router",
-        "model.layers.*.mlp.experts": "blocks.*.mlp.routed.experts",  # stacked
-        "model.layers.*.mlp.experts.*.gate_proj": "blocks.*.mlp.routed.experts[*.gate]",  # or one by one
-        "model.layers.*.mlp.experts.*.up_proj": "blocks.*.mlp.routed.experts[*.up]",
-        "model.layers.*.mlp.experts.*.down_proj": "blocks.*.mlp.routed.experts[*.down]",
+        **fg.expert_rules("model.layers.*.mlp.experts", "blocks.*.mlp.routed.experts"),
         "model.layers.*.mlp.shared_expert.gate_proj": "blocks.*.mlp.shared.up[gate]",
         "model.layers.*.mlp.shared_expert.up_proj": "blocks.*.mlp.shared.up[up]",
         "model.layers.*.mlp.shared_expert.down_proj": "blocks.*.mlp.shared.down",

@@ -62,10 +62,7 @@ def build(c: Qwen3MoeConfig) -> fg.Decoder:
 WEIGHTS = fg.DECODER_WEIGHTS.but(
     {
         "model.layers.*.mlp.gate": "blocks.*.mlp.router",
-        "model.layers.*.mlp.experts": "blocks.*.mlp.experts",  # stacked
-        "model.layers.*.mlp.experts.*.gate_proj": "blocks.*.mlp.experts[*.gate]",  # or one by one
-        "model.layers.*.mlp.experts.*.up_proj": "blocks.*.mlp.experts[*.up]",
-        "model.layers.*.mlp.experts.*.down_proj": "blocks.*.mlp.experts[*.down]",
+        **fg.expert_rules("model.layers.*.mlp.experts", "blocks.*.mlp.experts"),
     }
 )
 

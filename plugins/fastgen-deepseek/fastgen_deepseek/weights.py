@@ -52,10 +52,7 @@ WEIGHTS = fg.DECODER_WEIGHTS.but(
         f"{ATTENTION}.kv_a_layernorm": "blocks.*.attn.norm",
         f"{ATTENTION}.kv_b_proj": ("blocks.*.attn.up", split_up),
         f"{MLP}.gate": "blocks.*.mlp.routed.router",
-        f"{MLP}.experts": "blocks.*.mlp.routed.experts",  # stacked
-        f"{MLP}.experts.*.gate_proj": "blocks.*.mlp.routed.experts[*.gate]",  # or one by one
-        f"{MLP}.experts.*.up_proj": "blocks.*.mlp.routed.experts[*.up]",
-        f"{MLP}.experts.*.down_proj": "blocks.*.mlp.routed.experts[*.down]",
+        **fg.expert_rules(f"{MLP}.experts", "blocks.*.mlp.routed.experts"),
         f"{MLP}.shared_experts.gate_proj": "blocks.*.mlp.shared.up[gate]",
         f"{MLP}.shared_experts.up_proj": "blocks.*.mlp.shared.up[up]",
         f"{MLP}.shared_experts.down_proj": "blocks.*.mlp.shared.down",
