@@ -52,8 +52,6 @@ class HFConfig(BaseModel):
     others a file that asks for it is refused."""
     has_rope: ClassVar[bool] = True
     """False for a family with another kind of position: `rope` is ``None`` and rope keys are not read."""
-    per_layer_rope: ClassVar[bool] = False
-    """True for a family that reads `rope_by_layer_type`."""
     local_rope_theta: ClassVar[tuple[str, float] | None] = None
     """For a family whose ``"sliding_attention"`` layers turn by a theta of their own, unscaled: the key of flat files
     that holds it, and its default. `rope_by_layer_type` then holds that kind and ``"full_attention"``, for flat and
@@ -79,9 +77,8 @@ class HFConfig(BaseModel):
     bos_token_id: Annotated[int, Field(ge=0)] | None = None
     eos_token_ids: frozenset[int] = frozenset()
     rope: RopeConfig | None = None
-    rope_by_layer_type: dict[str, RopeConfig | None] = Field(default_factory=dict)
-    """Rope per name in ``layer_types``, where the file nests it so; ``None`` for layers without. `rope` is then
-    ``None``."""
+    rope_by_layer_type: dict[str, RopeConfig] = Field(default_factory=dict)
+    """Of a family with a `local_rope_theta`, by the names in ``layer_types``; `rope` is then ``None``."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -158,15 +155,12 @@ class HFConfig(BaseModel):
             return {"rope_by_layer_type": {kind: read(settings) for kind, settings in by_kind.items()}}
         settings = rope_settings(raw)
         nested = {name: value for name, value in settings.items() if isinstance(value, dict)}
-        if not nested:
-            return {"rope": read(settings)}
-        if not cls.per_layer_rope:
+        if nested:
             raise UnsupportedModelError(
                 f"config.json: rope settings differ by layer type ({', '.join(map(repr, nested))}), which "
                 f"{cls.__name__} does not support"
             )
-        by_type = {name: None if value is None else read(value) for name, value in settings.items()}
-        return {"rope_by_layer_type": by_type}
+        return {"rope": read(settings)}
 
     @classmethod
     def _turns_part(cls) -> bool:

@@ -37,7 +37,7 @@ def build(c: GemmaConfig) -> fg.Decoder:
         embed=fg.Embed(tokens, scale=c.hidden_size**0.5),
         blocks=[block() for _ in range(c.num_hidden_layers)],
         norm=norm(),
-        head=fg.Head(tied=tokens) if c.tie_word_embeddings else fg.Head(fg.Linear(c.hidden_size, c.vocab_size)),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings),
     )
 
 

@@ -45,12 +45,11 @@ def decoder(c: Gemma2Config, attentions: list[fg.Attention]) -> fg.Decoder:
         mlp = fg.MLP(c.hidden_size, c.intermediate_size, c.hidden_activation)
         return fg.Sandwich(norm(), attention, norm(), norm(), mlp, norm())
 
-    own = None if c.tie_word_embeddings else fg.Linear(c.hidden_size, c.vocab_size)
     return fg.Decoder(
         embed=fg.Embed(tokens, scale=c.hidden_size**0.5),
         blocks=[block(attention) for attention in attentions],
         norm=norm(),
-        head=fg.Head(own, tied=None if own else tokens, softcap=c.final_logit_softcapping),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings, softcap=c.final_logit_softcapping),
     )
 
 

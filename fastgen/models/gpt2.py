@@ -38,7 +38,7 @@ def build(c: GPT2Config) -> fg.Decoder:
         embed=fg.Embed(tokens, positions=positions),
         blocks=[block(layer) for layer in range(c.num_hidden_layers)],
         norm=norm(),
-        head=fg.Head(tied=tokens) if c.tie_word_embeddings else fg.Head(fg.Linear(c.hidden_size, c.vocab_size)),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings),
     )
 
 

@@ -42,12 +42,11 @@ def build(c: GraniteConfig) -> fg.Decoder:
         attention = fg.Attention(c.hidden_size, *heads, rope=rope, bias=bias, out_bias=bias, scale=scale)
         return WeightedPreNorm(norm(), attention, norm(), mlp(), c.residual_multiplier)
 
-    own = None if c.tie_word_embeddings else fg.Linear(c.hidden_size, c.vocab_size)
     return fg.Decoder(
         embed=fg.Embed(tokens, scale=c.embedding_multiplier),
         blocks=[block() for _ in range(c.num_hidden_layers)],
         norm=norm(),
-        head=fg.Head(own, tied=None if own else tokens, scale=1 / c.logits_scaling),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings, scale=1 / c.logits_scaling),
     )
 
 

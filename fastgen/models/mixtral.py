@@ -36,7 +36,7 @@ def build(c: MixtralConfig) -> fg.Decoder:
         embed=fg.Embed(tokens),
         blocks=[block(window) for window in c.layer_windows()],
         norm=norm(),
-        head=fg.Head(tied=tokens) if c.tie_word_embeddings else fg.Head(fg.Linear(c.hidden_size, c.vocab_size)),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings),
     )
 
 

@@ -21,7 +21,7 @@ class Olmo3Config(Olmo2Config):
 
 
 def build(c: Olmo2Config) -> fg.Decoder:
-    by_kind = c.rope_by_layer_type or {"full_attention": c.rope}
+    by_kind = {"full_attention": c.rope, **c.rope_by_layer_type}
     ropes = {kind: fg.Rope(rope) for kind, rope in by_kind.items()}
     tokens = fg.Table(c.vocab_size, c.hidden_size)
 
@@ -43,7 +43,7 @@ def build(c: Olmo2Config) -> fg.Decoder:
         embed=fg.Embed(tokens),
         blocks=[block(window) for window in c.layer_windows(lambda layer: layer % 4 != 3)],
         norm=norm(),
-        head=fg.Head(tied=tokens) if c.tie_word_embeddings else fg.Head(fg.Linear(c.hidden_size, c.vocab_size)),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings),
     )
 
 

@@ -29,8 +29,6 @@ def build(c: OPTConfig) -> fg.Decoder:
 
     width = c.word_embed_proj_dim or c.hidden_size
     tokens, positions = fg.Table(c.vocab_size, width), fg.Table(c.max_position_embeddings + 2, c.hidden_size)
-    tied = tokens if c.tie_word_embeddings else None
-    proj = None if c.tie_word_embeddings else fg.Linear(width, c.vocab_size)
 
     def norm() -> fg.Norm:
         learned = c.layer_norm_elementwise_affine
@@ -50,7 +48,9 @@ def build(c: OPTConfig) -> fg.Decoder:
         else fg.Embed(tokens, positions=positions, position_offset=2),
         blocks=[block() for _ in range(c.num_hidden_layers)],
         norm=norm() if c.do_layer_norm_before and not c.remove_final_norm else parts.NoNorm(),
-        head=parts.NarrowHead(c.hidden_size, width, proj, tied) if narrow else fg.Head(proj, tied=tied),
+        head=parts.NarrowHead(c.hidden_size, tokens, c.tie_word_embeddings)
+        if narrow
+        else fg.Head(tokens, tied=c.tie_word_embeddings),
     )
 
 

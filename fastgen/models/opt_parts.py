@@ -51,9 +51,9 @@ class NarrowEmbed(fg.Embed):
 class NarrowHead(fg.Head):
     """The stream is narrowed to the table's width first."""
 
-    def __init__(self, hidden: int, width: int, proj: fg.Linear | None, tied: fg.Table | None) -> None:
-        super().__init__(proj, tied=tied)
-        self.project = fg.Linear(hidden, width)
+    def __init__(self, hidden: int, tokens: fg.Table, tied: bool) -> None:
+        super().__init__(tokens, tied=tied)
+        self.project = fg.Linear(hidden, tokens.width)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return super().forward(self.project(hidden))

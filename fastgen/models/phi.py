@@ -16,7 +16,7 @@ class PhiConfig(fg.HFConfig):
 def build(c: PhiConfig) -> fg.Decoder:
     if c.tie_word_embeddings:
         raise fg.UnsupportedModelError("config.json: tie_word_embeddings = True: this family's head has a bias")
-    rope = fg.Rope(c.rope)
+    rope, tokens = fg.Rope(c.rope), fg.Table(c.vocab_size, c.hidden_size)
 
     def norm(size: int = c.hidden_size) -> fg.LayerNorm:
         return fg.LayerNorm(size, c.norm_eps)
@@ -30,10 +30,10 @@ def build(c: PhiConfig) -> fg.Decoder:
         return fg.Parallel(norm(), attention, fg.PlainMLP(c.hidden_size, c.intermediate_size, c.hidden_act, bias=True))
 
     return fg.Decoder(
-        embed=fg.Embed(fg.Table(c.vocab_size, c.hidden_size)),
+        embed=fg.Embed(tokens),
         blocks=[block() for _ in range(c.num_hidden_layers)],
         norm=norm(),
-        head=fg.Head(fg.Linear(c.hidden_size, c.vocab_size, bias=True)),
+        head=fg.Head(tokens, tied=False, bias=True),
     )
 
 

@@ -33,7 +33,7 @@ def build(c: Qwen2Config) -> fg.Decoder:
         embed=fg.Embed(tokens),
         blocks=[block(window) for window in c.layer_windows(lambda layer: layer >= c.max_window_layers)],
         norm=norm(),
-        head=fg.Head(tied=tokens) if c.tie_word_embeddings else fg.Head(fg.Linear(c.hidden_size, c.vocab_size)),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings),
     )
 
 

@@ -53,7 +53,7 @@ def build(c: Qwen2MoeConfig) -> fg.Decoder:
         embed=fg.Embed(tokens),
         blocks=[block(layer, window) for layer, window in enumerate(windows)],
         norm=norm(),
-        head=fg.Head(tied=tokens) if c.tie_word_embeddings else fg.Head(fg.Linear(c.hidden_size, c.vocab_size)),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings),
     )
 
 

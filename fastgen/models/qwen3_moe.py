@@ -55,7 +55,7 @@ def build(c: Qwen3MoeConfig) -> fg.Decoder:
         embed=fg.Embed(tokens),
         blocks=[block(layer, window) for layer, window in enumerate(c.layer_windows())],
         norm=norm(),
-        head=fg.Head(tied=tokens) if c.tie_word_embeddings else fg.Head(fg.Linear(c.hidden_size, c.vocab_size)),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings),
     )
 
 

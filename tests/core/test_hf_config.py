@@ -357,17 +357,10 @@ def test_sliding_window_that_is_switched_off_is_neutral() -> None:
         read(layer_types=["full_attention", "sliding_attention"])
 
 
-def test_nested_rope_per_layer_type() -> None:
-    class PerLayer(HFConfig):
-        per_layer_rope = True
-
+def test_nested_rope_is_for_families_that_say_so() -> None:
     nested = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, "sliding_attention": {}}
-    with pytest.raises(UnsupportedModelError, match="sliding_attention"):
+    with pytest.raises(UnsupportedModelError, match=r"differ by layer type .*'sliding_attention'.*HFConfig"):
         read(rope_parameters=nested)
-    config = PerLayer.from_raw({**SIZES, "rope_parameters": nested, "rope_theta": 5e4})
-    assert config.rope is None
-    assert config.rope_by_layer_type["full_attention"].theta == 1e6
-    assert config.rope_by_layer_type["sliding_attention"].theta == 5e4
 
 
 def test_a_multimodal_file_says_so() -> None:
@@ -474,7 +467,7 @@ LINEAR = {"rope_type": "linear", "factor": 8.0}
 def test_a7_ropes_by_kind(fields: dict[str, Any], full: tuple[str, float], sliding: tuple[str, float]) -> None:
     c = LocalConfig.from_raw({**SIZES, **fields})
     assert c.rope is None
-    found = {kind: (rope.type, rope.theta) for kind, rope in c.rope_by_layer_type.items() if rope is not None}
+    found = {kind: (rope.type, rope.theta) for kind, rope in c.rope_by_layer_type.items()}
     assert found == {FULL: full, SLIDING: sliding}
 
 

@@ -121,7 +121,7 @@ def part(name: str) -> nn.Module:
         "LayerNorm": lambda: fg.LayerNorm(8, 1e-6),
         "Table": lambda: table,
         "Embed": lambda: fg.Embed(table, positions=fg.Table(9, 8)),
-        "Head": lambda: fg.Head(linear),
+        "Head": lambda: fg.Head(table, tied=False),
         "Rope": lambda: fg.Rope(RopeConfig(rotary_dim=4, max_position_embeddings=64)),
         "Attention": lambda: fg.Attention(8, 2, 1, 4, q_norm=fg.RMSNorm(4, 1e-6), k_norm=fg.RMSNorm(4, 1e-6)),
         "CachedAttention": lambda: fg.CachedAttention(2, 1, 4),
@@ -348,7 +348,7 @@ class PlainFamily:
                 return fg.PreNorm(norms[0], attention(c, rope), norms[1], mlp)
 
             blocks = [block() for _ in range(c.num_hidden_layers)]
-            head = fg.Head(fg.Linear(c.hidden_size, c.vocab_size))
+            head = fg.Head(tokens, tied=False)
             return fg.Decoder(fg.Embed(tokens), blocks, norm(c.hidden_size, c.norm_eps), head)
 
         @fg.hookimpl

@@ -82,7 +82,7 @@ def build(c):
         embed=fg.Embed(tokens),
         blocks=[Odd(c, rope) for _ in range(c.num_hidden_layers)],
         norm=fg.RMSNorm(c.hidden_size, c.norm_eps),
-        head=fg.Head(tied=tokens) if c.tie_word_embeddings else fg.Head(fg.Linear(c.hidden_size, c.vocab_size)),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings),
     )
 
 

@@ -74,55 +74,45 @@ class Embed(nn.Module):
 
 
 class Head(nn.Module):
-    """Logits, ``[rows, vocab]``, from its own projection or, tied, from the table of the embedding.
+    """Logits, ``[rows, vocab]``, from the table of the embedding or from a projection of its size.
 
     Args:
-        proj: its own projection.
-        tied: the embedding's table, in its place.
+        tokens: the embedding's table.
+        tied: whether the logits come from it; if not, the part ``proj`` is the head's own.
+        bias: whether its own projection has one.
         scale: multiplies the logits.
         softcap: ``softcap * tanh(logits / softcap)``, after the scale.
     """
 
     def __init__(
         self,
-        proj: Linear | None = None,
+        tokens: Table,
         *,
-        tied: Table | None = None,
+        tied: bool,
+        bias: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
     ) -> None:
         super().__init__()
-        if (proj is None) == (tied is None):
-            raise ValueError("a head has a projection of its own or the embedding's table: give one of them")
-        self.proj, self.scale, self.softcap = proj, scale, softcap
-        self._tied = (tied,)  # in a tuple: the table is the embedding's part, not ours
+        self.proj = None if tied else Linear(tokens.width, tokens.rows, bias=bias)
+        self.scale, self.softcap = scale, softcap
+        self._table = (tokens,)  # in a tuple: the table is the embedding's part, not ours
         self._linear: Callable[..., torch.Tensor]
 
     @property
     def vocab_rows(self) -> int:
         """Rows of logits."""
-        table = self._tied[0]
-        if table is not None:
-            return table.rows
-        assert self.proj is not None
-        return self.proj.out_features
+        return self._table[0].rows
 
     def bind(self, kernels: KernelTable) -> None:
-        table = self._tied[0]
-        if table is not None:
-            self._linear = kernels.choose("linear", in_features=table.width, out_features=table.rows)
+        table = self._table[0]
+        self._linear = kernels.choose("linear", in_features=table.width, out_features=table.rows)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._project(hidden)
+        table = self._table[0]
+        logits = self._linear(hidden, table.weight, None) if self.proj is None else self.proj(hidden)
         if self.scale is not None:
             logits = logits * self.scale
         if self.softcap:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
-
-    def _project(self, hidden: torch.Tensor) -> torch.Tensor:
-        table = self._tied[0]
-        if table is not None:
-            return self._linear(hidden, table.weight, None)
-        assert self.proj is not None
-        return self.proj(hidden)

@@ -92,7 +92,7 @@ def build(c: DeepseekV2Config | DeepseekV3Config) -> fg.Decoder:
         embed=fg.Embed(tokens),
         blocks=[fg.PreNorm(norm(), LatentAttention(c, rope), norm(), mlp(n)) for n in range(c.num_hidden_layers)],
         norm=norm(),
-        head=fg.Head(tied=tokens) if c.tie_word_embeddings else fg.Head(fg.Linear(c.hidden_size, c.vocab_size)),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings),
     )
 
 

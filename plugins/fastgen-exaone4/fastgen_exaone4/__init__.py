@@ -41,7 +41,7 @@ def build(c: Exaone4Config) -> fg.Decoder:
         embed=fg.Embed(tokens),
         blocks=[block(window) for window in c.layer_windows(lambda layer: slides(c, layer))],
         norm=norm(),
-        head=fg.Head(tied=tokens) if c.tie_word_embeddings else fg.Head(fg.Linear(c.hidden_size, c.vocab_size)),
+        head=fg.Head(tokens, tied=c.tie_word_embeddings),
     )
 
 
