@@ -13,6 +13,7 @@ import torch
 from fastgen.config import EngineConfig
 from fastgen.core.checkpoint import Checkpoint
 from fastgen.core.containers import Decoder
+from fastgen.core.dtypes import FLOATS
 from fastgen.core.family import find_family
 from fastgen.core.fit import place, prepare
 from fastgen.core.generation_config import check_generation_config
@@ -21,7 +22,6 @@ from fastgen.core.layers.layer import building
 from fastgen.core.lora import LoraPlan, plan_loras
 from fastgen.core.plugin import ModelSpec, Registry, registry
 from fastgen.core.plugin.specs import describe_error, format_error
-from fastgen.core.quantised import FLOATS
 from fastgen.core.runtime.kv_cache import CachePlan, plan_cache
 from fastgen.core.source import ModelFiles, resolve
 from fastgen.core.weights import Placement

@@ -100,6 +100,17 @@ class Checkpoint:
             raise CheckpointError(f"{self.directory} has no tensor {name!r}.{did_you_mean(name, self.tensors)}")
         return _stream([tensor for tensor in self.tensors.values() if tensor.name in wanted])
 
+    def agrees(self, name: str, other: Checkpoint, other_name: str) -> bool:
+        """Whether a tensor of this checkpoint and one of another (or of this one) hold the same numbers, in the
+        narrower of their formats."""
+        if self.tensors[name].shape != other.tensors[other_name].shape:
+            return False
+        (kept,) = (tensor.clone() for _, tensor in self.stream([name]))
+        return all(
+            torch.equal(kept, tensor.to(kept.dtype)) or torch.equal(kept.to(tensor.dtype), tensor)
+            for _, tensor in other.stream([other_name])
+        )
+
 
 def check_memory(needed: int, what: str) -> None:
     """Refuse what cannot fit, before the machine swaps or kills the process.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from fastgen.core.checkpoint import Checkpoint
 from fastgen.core.containers import Decoder
+from fastgen.core.dtypes import FLOATS
 from fastgen.core.hf_config import HFConfig
-from fastgen.core.quantised import FLOATS, WAY_OUT, quantised_tensor
+from fastgen.core.quantised import WAY_OUT, quantised_tensor
 from fastgen.core.weight_map import WeightMap
 from fastgen.core.weights import Placement, plan
 from fastgen.errors import CheckpointError
@@ -71,7 +70,7 @@ def _tie(config: HFConfig, checkpoint: Checkpoint, weights: WeightMap) -> tuple[
     if table is None:
         module = weights.rename(shapes)[head].rpartition(".")[0]
         return config, weights.but({module: "embed.tokens"}), shapes, []
-    if _same(checkpoint, head, table):
+    if checkpoint.agrees(head, checkpoint, table):
         del shapes[head]
         return config, weights, shapes, []
     warning = (
@@ -93,10 +92,3 @@ def _leave_unread(shapes: Shapes, weights: WeightMap, config: HFConfig) -> list[
         f"{len(unread)} tensors of the checkpoint belong to parts that are not served here and are left unread: "
         f"{', '.join(unread[:2])}{', ...' if len(unread) > 2 else ''}"
     ]
-
-
-def _same(checkpoint: Checkpoint, one: str, other: str) -> bool:
-    if checkpoint.tensors[one].shape != checkpoint.tensors[other].shape:
-        return False
-    kept = {name: tensor.clone() for name, tensor in checkpoint.stream([one])}[one]
-    return all(torch.equal(kept, tensor) for _, tensor in checkpoint.stream([other]))

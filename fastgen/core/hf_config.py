@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fastgen.core.config_keys import SPELLINGS, refuse_unknown_maths
+from fastgen.core.dtypes import FLOATS, Dtype
 from fastgen.core.json_file import read_json_object
 from fastgen.core.rope_config import RopeConfig, read_rope, rope_by_kind, rope_settings
 from fastgen.errors import ConfigError, ModelNotFoundError, PluginError, UnsupportedModelError, did_you_mean
@@ -18,7 +19,6 @@ __all__ = ["HFConfig", "RopeConfig", "read_eos_ids", "read_generation_config", "
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 _LARGEST = 2**31 - 1
-Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 
 
 class HFConfig(BaseModel):
@@ -279,8 +279,8 @@ def _derived_head_dim(fields: Mapping[str, Any]) -> int | None:
 
 def _dtype(value: Any) -> str:
     name = value.removeprefix("torch.") if isinstance(value, str) else value
-    if name not in get_args(Dtype):
-        raise ConfigError(f"config.json: dtype {value!r} is not one of {', '.join(get_args(Dtype))}")
+    if name not in FLOATS:
+        raise ConfigError(f"config.json: dtype {value!r} is not one of {', '.join(FLOATS)}")
     return str(name)
 
 

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastgen.core.weight_files import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS_INDEX, choose_files, read_index
+from fastgen.core.weight_files import (
+    BIN,
+    BIN_INDEX,
+    BIN_WARNING,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    choose_files,
+    read_index,
+)
 from fastgen.errors import CheckpointError, ConfigError, FastgenError, ModelNotFoundError, did_you_mean
 
 __all__ = [
@@ -137,10 +145,7 @@ def fetch_adapter(name: str, *, token: str | None = None, offline: bool = False,
     if whole(directory) or ADAPTER_BIN not in _listing(name, directory.name, token):
         return directory
     if not load_bin:
-        raise CheckpointError(
-            f"it has {ADAPTER_BIN} only. That is a pickle, which can be made to run code, so it is loaded only if you "
-            "say so: load_bin=True (--load-bin)"
-        )
+        raise CheckpointError(f"it has PyTorch .bin weights only. {BIN_WARNING}")
     return _download(name, directory.name, token, [ADAPTER_BIN])
 
 
@@ -252,10 +257,7 @@ def _what_it_holds(name: str, listing: set[str], directory: Path) -> str:
             "path, or use the original repository"
         )
     if some([".bin"]) and (directory / "config.json").is_file():
-        return (
-            f"{name} on the hub has PyTorch .bin weights only. These are pickles, which can be made to run code, so "
-            "they are loaded only if you say so: load_bin=True (--load-bin)"
-        )
+        return f"{name} on the hub has PyTorch .bin weights only. {BIN_WARNING}"
     if index := next((file for file in (SAFETENSORS_INDEX, BIN_INDEX) if (directory / file).is_file()), None):
         return f"{name} on the hub lacks files that its {index} names"
     what = ", ".join(files[:6]) + (", ..." if len(files) > 6 else "")

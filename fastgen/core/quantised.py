@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fastgen.core.dtypes import FLOATS
 from fastgen.core.json_file import read_json_object
 from fastgen.errors import UnsupportedModelError
 
-__all__ = ["FLOATS", "WAY_OUT", "quantised_tensor", "refuse_quantised", "refuse_quantised_beside"]
+__all__ = ["WAY_OUT", "quantised_tensor", "refuse_quantised", "refuse_quantised_beside"]
 
-FLOATS = ("float32", "float16", "bfloat16", "float64")
 WAY_OUT = "use the unquantised checkpoint, the one that this was made from"
 
 _CONFIG_KEYS = ("quantization_config", "compression_config", "quantization")

@@ -16,6 +16,12 @@ BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _MAX_INDEX_BYTES = 256 * 2**20
 
 
+BIN_WARNING = (
+    "These are pickles, which can be made to run code, so they are loaded only if you say so: load_bin=True "
+    "(--load-bin)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
     """The weight files of a directory; all are there."""
@@ -44,8 +50,7 @@ def choose_files(directory: Path, *, load_bin: bool = False) -> WeightFiles:
     elif (directory / BIN_INDEX).exists() or (directory / BIN).exists():
         if not load_bin:
             raise CheckpointError(
-                f"{directory} has PyTorch .bin weights only. These are pickles, which can be made to run code, so they "
-                "are loaded only if you say so: load_bin=True (--load-bin); or convert them to safetensors"
+                f"{directory} has PyTorch .bin weights only. {BIN_WARNING}; or convert them to safetensors"
             )
         bins = (directory / BIN_INDEX).exists()
         found = _indexed(directory, BIN_INDEX, ".bin") if bins else WeightFiles((directory / BIN,))

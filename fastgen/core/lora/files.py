@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fastgen.core.checkpoint import Checkpoint
 from fastgen.core.hub import ADAPTER_BIN, ADAPTER_CONFIG, ADAPTER_WEIGHTS, fetch_adapter
+from fastgen.core.weight_files import BIN_WARNING
 from fastgen.errors import CheckpointError, ModelNotFoundError, did_you_mean
 
 __all__ = ["find_adapter", "open_factors"]
@@ -45,10 +46,7 @@ def open_factors(directory: Path, *, load_bin: bool) -> Checkpoint:
     if not (directory / ADAPTER_BIN).is_file():
         raise CheckpointError(f"it has no {ADAPTER_WEIGHTS}")
     if not load_bin:
-        raise CheckpointError(
-            f"it has {ADAPTER_BIN} only. That is a pickle, which can be made to run code, so it is loaded only if you "
-            "say so: load_bin=True (--load-bin); or convert it to safetensors"
-        )
+        raise CheckpointError(f"it has PyTorch .bin weights only. {BIN_WARNING}; or convert them to safetensors")
     return Checkpoint.of_file(directory / ADAPTER_BIN)
 
 

@@ -299,7 +299,7 @@ class _Matcher:
                 path = "embed.tokens"  # tied
             if path not in ("head.proj", "embed.tokens") or path not in at:
                 raise CheckpointError(f"nothing in the model takes its tensor {tensor}")
-            if not _same(self.files, tensor, self.model.checkpoint, at[path]):
+            if not self.files.agrees(tensor, self.model.checkpoint, at[path]):
                 mine, its = self.model.checkpoint.tensors[at[path]].shape, self.files.tensors[tensor].shape
                 what = (
                     f"holds {its[0]} tokens and the model {mine[0]}: extra vocabulary"
@@ -316,11 +316,3 @@ def _untied(module: str, to: Destination | None) -> str:
 def _is_expert(path: str) -> bool:
     """Numbered inside a numbered block: parts like these see the tokens routed to them alone."""
     return sum(part.isdigit() for part in path.split(".")) > 1
-
-
-def _same(files: Checkpoint, name: str, base: Checkpoint, base_name: str) -> bool:
-    if files.tensors[name].shape != base.tensors[base_name].shape:
-        return False
-    ((_, mine),) = files.stream([name])
-    ((_, theirs),) = base.stream([base_name])
-    return torch.equal(mine, theirs.to(mine.dtype)) or torch.equal(mine.to(theirs.dtype), theirs)

@@ -300,7 +300,7 @@ def test_bin_only_where_allowed(model, tmp_path):
     torch.save(load_file(file), adapter / "adapter_model.bin")
     wanted = load(model, adapter).loras[0].targets
     file.unlink()
-    refused(model, adapter, CheckpointError, "adapter_model.bin only", "load_bin=True (--load-bin)")
+    refused(model, adapter, CheckpointError, ".bin weights only", "load_bin=True (--load-bin)")
     (plan,) = load(model, adapter, load_bin=True).loras
     assert plan.targets == wanted
     with Engine.load(model, lora={"a": adapter}, load_bin=True, device="cpu", num_blocks=8) as engine:
