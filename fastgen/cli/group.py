@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -91,6 +92,7 @@ class LazyGroup(click.Group):
     ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        _escape_the_unprintable()
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -116,6 +118,13 @@ class LazyGroup(click.Group):
         if "torch" not in sys.modules:
             gc.freeze()  # a command that only lists things spends a tenth of its time on collecting garbage at exit
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _escape_the_unprintable() -> None:
+    """Strangers' words (a plugin's, a config's) may hold what standard output cannot encode, half a surrogate pair if
+    nothing else: it is shown escaped, as Python does on standard error, and the rest comes out."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _discard_output() -> None:

@@ -49,6 +49,7 @@ def print_table(
         _draw(columns, rows, right, header=header, err=err)
         return
     table = [*([[name.upper() for name in columns]] if header else []), *rows]
+    table = [[" ".join(cell.splitlines()) for cell in row] for row in table]
     widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
     for row in table:
         cells = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -155,3 +156,19 @@ def test_reader_that_goes_away_costs_no_traceback(code: str) -> None:
     result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_strangers_words_that_cannot_be_encoded_are_shown_escaped(fastgen: Run, site: FakeSite) -> None:
+    source = """
+        from fastgen import api as fg
+
+        @fg.hookimpl
+        def fastgen_models():
+            text = "half\\ud800 of\\na letter"
+            return [fg.ModelSpec(("FooForCausalLM",), "x:Config", "x:build", "x:WEIGHTS", description=text)]
+    """
+    site.add("fastgen-foo", entries={"foo": "foo_plugin"}, modules={"foo_plugin": source})
+    (line,) = (line for line in fastgen("models").stdout.splitlines() if line.startswith("FooForCausalLM"))
+    assert line.endswith("half\\ud800 of a letter")
+    rows = json.loads(fastgen("models", "--json").stdout)
+    assert "half\ud800 of\na letter" in [row["description"] for row in rows]

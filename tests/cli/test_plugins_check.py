@@ -408,3 +408,62 @@ def test_trees_that_are_no_plugin(tmp_path: Path) -> None:
     assert '[project.entry-points.fastgen]\n  foo = "fastgen_foo"' in text
     write(tmp_path / "pyproject.toml", '[project]\nname = "fastgen-foo"\ndynamic = ["dependencies"]')
     assert "computes dependencies when it is built" in refused(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ('name = "../../fastgen-foo"', "name is '../../fastgen-foo'; write letters"),
+        ('name = ""', "name is ''; write letters"),
+        ("version = 1.2", "version is 1.2; write a version"),
+        ('version = "../1"', "version is '../1'; write a version"),
+        ('dependencies = "fastgen>=0.1"', "dependencies is 'fastgen>=0.1'; write a list of strings"),
+        ("dependencies = [5]", "dependencies is [5]; write a list of strings"),
+        ('keywords = "FooForCausalLM"', "keywords is 'FooForCausalLM'; write a list of strings"),
+        ('keywords = ["Foo\\nName: llama"]', "write a list of strings"),
+        ("dynamic = 5", "dynamic is 5; write a list of strings"),
+        ('foo = "fastgen-foo"', "'foo' = 'fastgen-foo' is no entry point"),
+        ('foo = ""', "'foo' = '' is no entry point"),
+        ('"foo = x" = "fastgen_foo"', "'foo = x' = 'fastgen_foo' is no entry point"),
+        ("foo = 5", "no entry point in the group 'fastgen'. Write"),
+    ],
+)
+def test_project_tables_that_say_something_else(tree: Path, line: str, text: str) -> None:
+    key = "foo" if "foo = x" in line else line.partition(" ")[0]
+    lines = dedent(PROJECT).splitlines()
+    kept = [old for old in lines if not old.startswith(f"{key} = ")]
+    table = "[project.entry-points.fastgen]" if key == "foo" else "[project]"
+    kept.insert(kept.index(table) + 1, line)
+    write(tree / "pyproject.toml", "\n".join(kept))
+    assert text in refused(str(tree))
+
+
+@pytest.mark.parametrize("tables", ["build = 5", "targets = []", "targets.wheel.packages = 5", "targets.wheel = 'x'"])
+def test_build_tables_are_the_build_tools_to_judge(tree: Path, candidate: Any, tables: str) -> None:
+    head = "[tool.hatch]" if tables.startswith("build") else "[tool.hatch.build]"
+    edit(tree, "[project]", f"{head}\n{tables}\n\n[project]", "pyproject.toml")
+    assert [root.name for root in candidate().roots] == ["fastgen_foo"]
+
+
+def test_files_that_are_none(tree: Path, candidate: Any) -> None:
+    (tree / "fastgen_foo" / "folder.py").mkdir()
+    (found,) = sources(candidate())
+    assert found.status == "pass"
+    (tree / "fastgen_foo" / "lost.py").symlink_to("nowhere.py")
+    (found,) = sources(candidate())
+    assert (found.status, found.detail) == ("fail", "fastgen_foo/lost.py:1 cannot be read: No such file or directory")
+
+
+def test_plugin_that_never_ends(tree: Path, candidate: Any, seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastgen.cli.plugins.candidate.TIMEOUT", 2)
+    edit(tree, "@fg.hookimpl", "import time\ntime.sleep(60)\n\n\n@fg.hookimpl")
+    (found,) = loads(seen("registry"))
+    assert (found.status, "took more than 2 s" in found.detail) == ("fail", True)
+
+
+@pytest.mark.slow
+def test_plugin_that_ends_the_process_the_second_time(tree: Path, seen: Any) -> None:
+    edit(tree, "@fg.hookimpl", "COUNT = []\n\n\n@fg.hookimpl")
+    edit(tree, "    return [", "    COUNT.append(1)\n    if len(COUNT) > 1:\n        raise SystemExit(4)\n    return [")
+    found = twice(seen("registry")["plugins"])
+    assert (found.status, found.detail) == ("fail", "foo: it called sys.exit(4)")

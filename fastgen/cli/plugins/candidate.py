@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -21,6 +22,10 @@ __all__ = ["Candidate", "Entry", "find_candidate", "installed_candidate", "sourc
 
 TIMEOUT = 300
 """Seconds that a child process may take to load one plugin."""
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VERSION = re.compile(r"v?\d[A-Za-z0-9.!+_-]*")
+_ENTRY_NAME = re.compile(r"\w([\w. -]*\w)?")
+_ENTRY_VALUE = re.compile(r"[^\W\d][\w.]*(\s*:\s*[^\W\d][\w.]*)?")
 _NOT_THE_PLUGIN = {"tests", "test", "__pycache__", ".venv", "venv", "build", "dist", "node_modules"}
 
 
@@ -33,7 +38,7 @@ class Entry:
 
     @property
     def module(self) -> str:
-        return self.value.partition(":")[0].strip()
+        return self.value.partition(":")[0].partition("[")[0].strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class Candidate:
                 continue
             for file in sorted(root.rglob("*.py")):
                 folders = set(file.relative_to(root).parts[:-1])
-                if not folders & (_NOT_THE_PLUGIN - {"tests", "test"}):
+                if not folders & (_NOT_THE_PLUGIN - {"tests", "test"}) and not file.is_dir():
                     name = file.name
                     is_test = bool(folders & {"tests", "test"}) or name.startswith("test_") or name == "conftest.py"
                     yield file, is_test
@@ -175,7 +180,10 @@ def _installed_roots(entries: Sequence[Entry]) -> list[Path]:
         top = entry.module.partition(".")[0]
         if top == GROUP:  # a built-in family: its module alone
             top = entry.module
-        spec = util.find_spec(top)
+        try:
+            spec = util.find_spec(top)
+        except (ImportError, ValueError):  # no module's name
+            continue
         if spec is None:
             continue  # loading it says so
         if spec.submodule_search_locations:
@@ -225,6 +233,7 @@ def source_candidate(path: Path, workspace: Path) -> Candidate:
         raise PluginError(
             f"{file} has no [project] table with a name; write one, or install the plugin and give its name"
         )
+    _check_project(file, project)
     unknown = sorted({"dependencies", "entry-points", "keywords"} & set(project.get("dynamic", ())))
     if unknown:
         raise PluginError(
@@ -257,30 +266,60 @@ def source_candidate(path: Path, workspace: Path) -> Candidate:
     )
 
 
+def _check_project(file: Path, project: dict[str, Any]) -> None:
+    """Refuse what no build tool would take, and what would not read the same in a distribution's metadata."""
+    for key, pattern, wanted in (
+        ("name", _NAME, "letters, digits, dots and dashes, as in fastgen-foo"),
+        ("version", _VERSION, "a version, as in 0.1.0"),
+    ):
+        value = project.get(key, "0")
+        if not (isinstance(value, str) and pattern.fullmatch(value)):
+            raise PluginError(f"{file}: {key} is {value!r}; write {wanted}")
+    for key in ("dependencies", "keywords", "dynamic"):
+        value = project.get(key, [])
+        if not (isinstance(value, list) and all(isinstance(one, str) and one.isprintable() for one in value)):
+            raise PluginError(f"{file}: {key} is {value!r}; write a list of strings")
+
+
 def _declared_entries(file: Path, project: dict[str, Any]) -> list[Entry]:
     declared = project.get("entry-points", {})
     points = declared.get(GROUP) if isinstance(declared, dict) else None
     if not isinstance(points, dict) or not points or not all(isinstance(v, str) for v in points.values()):
-        near = did_you_mean(GROUP, declared) if isinstance(declared, dict) else ""
+        near = did_you_mean(GROUP, set(declared) - {GROUP}) if isinstance(declared, dict) else ""
         raise PluginError(
             f"{file} has no entry point in the group {GROUP!r}.{near} Write\n"
             f"  [project.entry-points.{GROUP}]\n  {project['name'].removeprefix('fastgen-')} = "
             f'"{project["name"].replace("-", "_")}"'
         )
+    for plugin, value in points.items():
+        if not _ENTRY_NAME.fullmatch(plugin) or not _ENTRY_VALUE.fullmatch(value):
+            raise PluginError(
+                f"{file}: {plugin!r} = {value!r} is no entry point; write a name of letters, digits and dashes, and "
+                "'module' or 'module:attribute' (a module's name has no dashes)"
+            )
     return [Entry(plugin, value) for plugin, value in points.items()]
 
 
 def _import_bases(tree: Path, content: dict[str, Any]) -> list[Path]:
     """Directories from which the tree's packages are imported: those that the build configuration names, the tree
     itself and ``src``."""
-    tools = content.get("tool", {})
-    hatch = tools.get("hatch", {}).get("build", {}).get("targets", {}).get("wheel", {}).get("packages", ())
-    where = tools.get("setuptools", {}).get("packages", {})
-    named = [tree / str(package) for package in hatch]
-    bases = [package.parent for package in named]
-    bases += [tree / str(part) for part in (where.get("find", {}).get("where", ()) if isinstance(where, dict) else ())]
+    hatch = _within(content, "tool", "hatch", "build", "targets", "wheel", "packages")
+    where = _within(content, "tool", "setuptools", "packages", "find", "where")
+    bases = [(tree / package).parent for package in _strings(hatch)] + [tree / part for part in _strings(where)]
     bases += [tree / "src", tree]
     return [base for base in dict.fromkeys(bases) if base.is_dir()]
+
+
+def _within(content: Any, *keys: str) -> Any:
+    """What lies under these keys of nested tables; ``None`` where one of them is missing or no table."""
+    for key in keys:
+        content = content.get(key) if isinstance(content, dict) else None
+    return content
+
+
+def _strings(value: Any) -> list[str]:
+    """A build tool says itself what is wrong with anything else."""
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def _root(base: Path, entry: Entry) -> Path | None:

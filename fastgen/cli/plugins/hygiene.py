@@ -16,7 +16,7 @@ from fastgen.cli.plugins.probe import HEAVY, PROBES
 from fastgen.cli.plugins.source_rules import offences
 from fastgen.core.plugin.bounds import admits, bounds, current_bounds
 from fastgen.core.plugin.loader import normalise
-from fastgen.errors import some
+from fastgen.errors import PluginError, some
 
 __all__ = [
     "check_hygiene",
@@ -56,7 +56,10 @@ def probe(candidate: Candidate, name: str, workspace: Path) -> dict[str, Any]:
     out = workspace / f"{name}.json"
     pairs = [f"{entry.plugin}={entry.value}" for entry in candidate.entries]
     roots = json.dumps([str(root) for root in candidate.roots])
-    run = candidate.run(["-m", "fastgen.cli.plugins.probe", name, str(out), roots, *pairs], cwd=workspace)
+    try:
+        run = candidate.run(["-m", "fastgen.cli.plugins.probe", name, str(out), roots, *pairs], cwd=workspace)
+    except PluginError as error:  # it does not end
+        return {"died": str(error)}
     if run.returncode or not out.is_file():
         lines = [line for line in run.stderr.splitlines() if line.strip()]
         return {"died": f"the process ended with exit code {run.returncode}: {lines[-1] if lines else 'no message'}"}
@@ -123,9 +126,11 @@ def sources(candidate: Candidate) -> Iterator[Finding]:
         count += 1
         try:
             found = offences(file.read_bytes(), is_test=is_test)
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested without end
             line = getattr(error, "lineno", None)
             found = [(line or 1, f"is not Python: {getattr(error, 'msg', error)}")]
+        except OSError as error:  # a link that leads nowhere
+            found = [(1, f"cannot be read: {error.strerror or error}")]
         wrong += [f"{candidate.shown(file)}:{line} {what}" for line, what in found]
     if wrong:
         yield failed(

@@ -78,6 +78,7 @@ def _devices() -> list[str]:
 def registry(entries: Sequence[EntryPoint], roots: Sequence[str]) -> dict[str, Any]:
     """Load all installed plugins as fastgen does, these twice, and once more in a spawned process."""
     from fastgen.core.plugin import ModelSpec, Spec, collect, load_registry
+    from fastgen.core.plugin.specs import describe_error
 
     loaded = load_registry()
     found = {}
@@ -103,8 +104,8 @@ def registry(entries: Sequence[EntryPoint], roots: Sequence[str]) -> dict[str, A
                 collect(plugin, entry.name, again)
                 if not entry.attr:
                     loaded.register(plugin)
-            except Exception as error:
-                facts["again"] = f"{type(error).__name__}: {error}"
+            except (Exception, SystemExit) as error:
+                facts["again"] = describe_error(error)
             else:
                 claims = [[type(spec).__name__, list(spec.claims())] for spec in again]
                 if claims != facts["claims"]:

@@ -137,6 +137,8 @@ def load(point: EntryPoint, rivals: Sequence[EntryPoint] = ()) -> PluginRecord:
     try:
         _check_rivals(point, rivals)
         _check_version(point)
+        if not EntryPoint.pattern.match(point.value):
+            raise PluginError(f"its entry point says {point.value!r}; it must say 'module' or 'module:attribute'")
         collect(point.load(), point.name, specs)
     except KeyboardInterrupt:
         raise

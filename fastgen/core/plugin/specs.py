@@ -41,11 +41,22 @@ __all__ = [
 ]
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_LONGEST = 1000
+"""Letters of an error that one line shows."""
 _THIS_PACKAGE = __name__.rpartition(".")[0]
 
 
 def describe_error(error: BaseException) -> str:
-    """One line for a person: the error's type and the first line of its text."""
+    """One line for a person: the error's type and the first line of its text, cut if that is long. Never raises,
+    though the error be a stranger's that cannot tell its own text."""
+    try:
+        text = _describe(error)
+    except Exception as another:
+        text = f"{type(error).__name__}, whose text cannot be shown ({type(another).__name__})"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _describe(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it called sys.exit({'' if error.code is None else repr(error.code)})"
     text = next((line for line in str(error).splitlines() if line.strip()), "")
@@ -118,6 +129,9 @@ class Spec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", _names(str(self), "overrides", self.overrides, empty=True))
+        description = getattr(self, "description", "")
+        if not isinstance(description, str):
+            raise PluginError(f"{self}: description must be a string, got {description!r}")
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({', '.join(self.claims())})"
@@ -190,6 +204,8 @@ class ModelSpec(Spec):
                 hint = "" if self.fallback else " (only a fallback may claim by pattern)"
                 raise PluginError(f"ModelSpec: {name!r} cannot be an architecture's name{hint}")
         super().__post_init__()
+        if not isinstance(self.fallback, bool):
+            raise PluginError(f"{self}: fallback must be True or False, got {self.fallback!r}")
         _check_lazy(str(self), "config", self.config, "an HFConfig subclass", lambda v: isinstance(v, type))
         _check_lazy(str(self), "build", self.build, "a function", callable)
         # A WeightMap cannot be recognised here without importing it; load() does.

@@ -34,6 +34,11 @@ BROKEN = {
     "sys.exit at import": ("import sys; sys.exit(3)", "it called sys.exit(3)"),
     "sys.exit in a hook": (hook("raise SystemExit"), "it called sys.exit()"),
     "a bare BaseException": (hook("raise BaseException('native panic')"), "BaseException: native panic"),
+    "an error without a text": (
+        "class E(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise E",
+        "E, whose text cannot be shown (RuntimeError)",
+    ),
+    "an error without an end": ("raise ValueError('x' * 10**6)", f"ValueError: {'x' * 900}"),
     "syntax error": ("def f(:", "SyntaxError"),
     "misspelt hook": (hook("return []", "fastgen_model"), "no hook 'fastgen_model'. Did you mean 'fastgen_models'"),
     "misspelt argument": (hook("return []", arguments="regsitry"), "regsitry"),
@@ -80,6 +85,12 @@ def test_f1_broken_plugin_is_isolated(
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1
     assert "'foo' (fastgen-foo 1.0) is broken" in lines[0]
+
+
+def test_entry_point_that_names_no_module(load: Callable[..., Registry]) -> None:
+    registry = load(entries={"foo": "foo-plugin"})
+    assert foo(registry).error == "its entry point says 'foo-plugin'; it must say 'module' or 'module:attribute'"
+    assert registry.find_model("GoodForCausalLM").plugin == "good"
 
 
 def test_working_plugin_is_loaded_and_stamped(load: Callable[..., Registry]) -> None:

@@ -26,6 +26,12 @@ WRONG: dict[str, tuple[Callable[[], Spec], str]] = {
     "config object": (lambda: model(("A",), config=object()), "config must be an HFConfig subclass"),
     "build object": (lambda: model(("A",), build=3), "build must be a function"),
     "no weights": (lambda: model(("A",), weights=None), "weights must be a WeightMap"),
+    "description": (lambda: model(("A",), description=5), "description must be a string, got 5"),
+    "fallback": (lambda: model(("A",), fallback="no"), "fallback must be True or False, got 'no'"),
+    "format's description": (
+        lambda: fg.CheckpointFormatSpec("g", (".g",), "x:y", description=None),  # type: ignore[arg-type]
+        "description must be a string, got None",
+    ),
     "overrides string": (lambda: model(("A",), overrides="llama"), "overrides is the string 'llama'"),
     "suffix": (lambda: fg.CheckpointFormatSpec("g", ("gguf",), "x:y"), "must start with a dot"),
     "suffixes string": (lambda: fg.CheckpointFormatSpec("g", ".gguf", "x:y"), "write a tuple"),  # type: ignore[arg-type]
