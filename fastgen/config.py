@@ -61,13 +61,19 @@ class EngineConfig(BaseModel):
         "sequences can use.",
     )
     prefix_caching: bool = Field(default=True, description="Reuse the computed blocks of shared prompt beginnings.")
-    policy: Literal["fcfs", "lpm", "random", "priority"] = Field(
+    policy: Literal["splitfuse", "prefill-first", "whole-prompt"] = Field(
+        default="splitfuse",
+        description="What a pass carries. splitfuse: running generations, then pieces of prompts, max_batch_tokens in "
+        "all. To compare with: prefill-first (whole prompts alone, generations wait) and whole-prompt (whole prompts "
+        "beside the generations); these raise max_batch_tokens to what the longest prompt needs.",
+    )
+    queue_order: Literal["fcfs", "lpm", "random", "priority"] = Field(
         default="fcfs",
         description="Who enters from the waiting queue: first come, longest cached prefix, random, or priority. "
-        "A request's priority field goes first under any of them.",
+        "A request's priority field goes first in any of them.",
     )
     seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="Makes requests without a seed, and policy random, repeatable."
+        default=None, ge=0, lt=2**63, description="Makes requests without a seed, and queue_order random, repeatable."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a model on the hub.")
     token: str | None = Field(

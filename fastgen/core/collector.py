@@ -34,6 +34,7 @@ class Collector:
         self._request_id = request_id
         self._prompt_token_ids = prompt_token_ids
         self._params = params
+        self._logprobs = params.logprobs
         self._tokenizer = tokenizer
         self._streams = [self._text_stream() for _ in range(params.n)]
         self._open = set(range(params.n))
@@ -51,25 +52,28 @@ class Collector:
 
     def take(self, output: StepOutput) -> Chunk | None:
         """The chunk for one output; ``None`` if its choice had ended before (by a stop string the engine knows not)."""
-        index = output.index
+        index, token, reason = output.index, output.token_id, output.finish_reason
         if index not in self._open:
             return None
         if index == 0:  # the others share its prompt
             self._cached_tokens = output.cached_tokens
-        token, reason, stop = output.token_id, output.finish_reason, output.stop
-        text, found = "", None
-        if token is not None and (reason != "stop" or self._params.include_stop):
-            text, found = self._push(index, token)
-        if found is None and reason is not None:
-            tail, found = self._finish(index)
-            text += tail
+        stream, text, found = self._streams[index], "", None
+        if stream is not None:
+            if token is not None and (reason != "stop" or self._params.include_stop):
+                text, found = stream.push(token)
+            if found is None and reason is not None:
+                text += stream.finish()
+                found = stream.stop
+        if reason is None and found is None and self._logprobs is None and token is not None:  # most chunks by far
+            self._completion_tokens += 1
+            return Chunk(self._request_id, index, text, [token])
         return self._chunk(
             index,
             text,
             token_ids=[] if token is None else [token],
             logprob=output.logprob,
             reason="stop" if found is not None else reason,
-            stop=stop if found is None else found,
+            stop=output.stop if found is None else found,
             error=output.error,
         )
 
@@ -92,14 +96,6 @@ class Collector:
             skip_special_tokens=params.skip_special_tokens,
         )
 
-    def _push(self, index: int, token: int) -> tuple[str, str | None]:
-        stream = self._streams[index]
-        return ("", None) if stream is None else stream.push(token)
-
-    def _finish(self, index: int) -> tuple[str, str | None]:
-        stream = self._streams[index]
-        return ("", None) if stream is None else (stream.finish(), stream.stop)
-
     def _chunk(
         self,
         index: int,
@@ -116,7 +112,7 @@ class Collector:
         token_ids = token_ids or []
         self._completion_tokens += len(token_ids)
         logprobs = None
-        if self._params.logprobs is not None:
+        if self._logprobs is not None:
             logprobs = [] if logprob is None else [self._named(logprob)]
         return Chunk(
             request_id=self._request_id,

@@ -18,7 +18,7 @@ from fastgen.config import EngineConfig
 from fastgen.core.blueprint import Blueprint, draw
 from fastgen.core.loading import load_model
 from fastgen.core.lora import Loras
-from fastgen.core.policy import Outcome, Scheduler, Sequence
+from fastgen.core.policy import Outcome, Scheduler, Sequence, policy_named
 from fastgen.core.processors import PluginProcessors
 from fastgen.core.request import Limits, Sampling, model_defaults, resolve
 from fastgen.core.runtime.choice import Choice, choice_of
@@ -94,7 +94,8 @@ class Engine:
             cache_tokens=blueprint.cache.tokens,
             loras=tuple(plan.name for plan in blueprint.loras),
         )
-        budget = config.max_batch_tokens
+        policy = policy_named(config.policy)
+        budget = policy.budget(config.max_batch_tokens, self.limits.most_tokens, config.max_sequences)
         running = min(config.max_sequences, budget)
         builder = RaggedBatchBuilder(
             max_tokens=budget,
@@ -111,6 +112,7 @@ class Engine:
             max_batch_tokens=budget,
             max_sequences=running,
             policy=config.policy,
+            queue_order=config.queue_order,
             prefix_caching=config.prefix_caching,
             seed=config.seed or 0,
         )
@@ -300,40 +302,44 @@ class Engine:
                 errors=dict.fromkeys(plan.sequences, f"the pass failed: {type(error).__name__}: {error}")
             )
             logger.exception("a forward pass of %d tokens failed", plan.num_tokens)
-            return [self._output(outcome, result) for outcome in self.scheduler.fail(plan)]
+            return self._outputs(self.scheduler.fail(plan), result)
         outcomes = self.scheduler.commit(plan, result.tokens)
         if plan.sequences:
             self._passes += 1
             self._tokens += plan.num_tokens
             self._peak = max(self._peak, used)
-            self._sampled += sum(token is not None for token in result.tokens)
+            self._sampled += len(result.tokens) - result.tokens.count(None)
             self._seconds += time.perf_counter() - started
-        return [self._output(outcome, result) for outcome in outcomes]
+        return self._outputs(outcomes, result)
 
-    def _output(self, outcome: Outcome, result: PassResult) -> StepOutput:
-        sequence = outcome.sequence
-        choice = choice_of(sequence)
-        logprob = scores = None
-        if outcome.token is not None:
-            logprob = result.logprobs.get(sequence)
-            choice.sampler.observe(outcome.token)
-            if not choice.delivered:
-                choice.delivered = True
-                scores, choice.prompt_scores = choice.prompt_scores, None
-        if outcome.finish_reason is not None:
-            self._failed += outcome.finish_reason == "error"
-            self._forget(choice)
-        return StepOutput(
-            request_id=choice.request_id,
-            index=choice.index,
-            token_id=outcome.token,
-            logprob=logprob,
-            finish_reason=outcome.finish_reason,
-            stop=sequence.stop,
-            error=result.errors.get(sequence),
-            cached_tokens=sequence.num_cached,
-            prompt_logprobs=scores,
-        )
+    def _outputs(self, outcomes: list[Outcome], result: PassResult) -> list[StepOutput]:
+        logprobs, errors = result.logprobs, result.errors
+        outputs = []
+        for sequence, token, reason in outcomes:
+            choice = choice_of(sequence)
+            scores = None
+            if token is not None:
+                choice.sampler.observe(token)
+                if not choice.delivered:
+                    choice.delivered = True
+                    scores, choice.prompt_scores = choice.prompt_scores, None
+            if reason is not None:
+                self._failed += reason == "error"
+                self._forget(choice)
+            outputs.append(
+                StepOutput(
+                    choice.request_id,
+                    choice.index,
+                    token,
+                    logprobs.get(sequence) if logprobs and token is not None else None,
+                    reason,
+                    sequence.stop,
+                    errors.get(sequence) if errors else None,
+                    sequence.num_cached,
+                    scores,
+                )
+            )
+        return outputs
 
     def _forget(self, choice: Choice) -> None:
         choices = self._requests.get(choice.request_id)

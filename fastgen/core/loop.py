@@ -246,10 +246,11 @@ class EngineLoop:
         chunk = collector.take(output)
         if chunk is None:
             return
-        if output.finish_reason is None and not collector.is_open(output.index):  # a stop string
-            self._engine.abort(output.request_id, output.index)
-        if collector.finished:
-            del self._requests[output.request_id]
+        if chunk.finish_reason is not None:
+            if output.finish_reason is None:  # a stop string, which the engine knows nothing of
+                self._engine.abort(output.request_id, output.index)
+            if collector.finished:
+                del self._requests[output.request_id]
         sink.chunk(chunk)
 
     def _forget(self, request_id: str) -> None:

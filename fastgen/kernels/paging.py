@@ -53,6 +53,9 @@ class PagedLayout:
 
     Sequence ``s`` has the query rows ``starts[s] : starts[s] + counts[s]``; after them its context holds
     ``contexts[s]`` tokens, these included.
+
+    The engine's tensors are views of buffers that stay at their address, with their row stride, as long as it lives; so
+    a kernel may keep their pointers, and a pass may be replayed. What is in them holds until the next pass is built.
     """
 
     block_size: int
@@ -60,11 +63,20 @@ class PagedLayout:
     counts: list[int]
     contexts: list[int]
     block_table: torch.Tensor
-    """``[sequences, blocks]`` int64 on the cache's device; entries past a sequence's context are any valid block."""
+    """``[sequences, blocks]`` int64 on the cache's device, each row contiguous, ``stride(0)`` apart; entries past a
+    sequence's context are any valid block."""
     slots: torch.Tensor
     """``[tokens]`` int64: ``block * block_size + offset``, where each token's key and value are written."""
     memo: dict[Hashable, Any] = field(default_factory=dict)
     """For a kernel's own plan of the pass, made in the first layer and used in all."""
+    spans: torch.Tensor = None  # type: ignore[assignment]
+    """``[3, sequences]`` int64 on the cache's device: ``starts``, ``counts``, ``contexts``, each row contiguous,
+    ``stride(0)`` apart. Made of the lists where it is not given."""
+
+    def __post_init__(self) -> None:
+        if self.spans is None:
+            device = self.block_table.device
+            self.spans = torch.tensor([self.starts, self.counts, self.contexts], dtype=torch.int64, device=device)
 
 
 class PagedAttention(Protocol):

@@ -71,6 +71,7 @@ class HandDriver:
             random.Random(shuffle).shuffle(self._blocks)
         self._slots = list(range(max_sequences))
         self._new: list[Sequence] = []
+        self._writes: list[tuple[int, int, int]] = []
 
     def add(self, tokens: list[int], *, num_prompt: int | None = None) -> Sequence:
         """A sequence that knows ``tokens`` and has computed none, with blocks for all of them.
@@ -94,8 +95,9 @@ class HandDriver:
             For each, logits ``[count, vocab]``.
         """
         counts = [count for _, count in work]
-        plan = Plan([sequence for sequence, _ in work], counts, [], sum(counts), admitted=self._new)
-        self._new = []
+        sequences = [sequence for sequence, _ in work]
+        plan = Plan(sequences, counts, [], sum(counts), admitted=self._new, block_writes=self._writes)
+        self._new, self._writes = [], []
         batch = self.builder.build(plan, lambda _: False)
         batch.rows = torch.arange(plan.num_tokens, device=batch.ids.device)
         logits = self.model(batch)
@@ -113,4 +115,4 @@ class HandDriver:
 
     def replace_block(self, sequence: Sequence, place: int) -> None:
         """A mistake on purpose: from now on, ``place`` in a running sequence's block table names an unused block."""
-        self.builder._table[sequence.slot, place] = self._blocks[0]
+        self._writes.append((sequence.slot, place, self._blocks[0]))

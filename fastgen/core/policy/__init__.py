@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from fastgen.core.policy.blocks import BlockAllocator, BlockError
+from fastgen.core.policy.composition import POLICIES, PolicyName, policy_named
 from fastgen.core.policy.plan import Outcome, Plan, Stats
 from fastgen.core.policy.pool import Pool
 from fastgen.core.policy.prefix_cache import PrefixCache, PrefixMatch
-from fastgen.core.policy.queue import POLICIES, PolicyName
+from fastgen.core.policy.queue import QUEUE_ORDERS, QueueOrder
 from fastgen.core.policy.scheduler import NeverFits, Scheduler
 from fastgen.core.policy.sequence import Sequence, State
 
 __all__ = [
     "POLICIES",
+    "QUEUE_ORDERS",
     "BlockAllocator",
     "BlockError",
     "NeverFits",
@@ -21,8 +23,10 @@ __all__ = [
     "Pool",
     "PrefixCache",
     "PrefixMatch",
+    "QueueOrder",
     "Scheduler",
     "Sequence",
     "State",
     "Stats",
+    "policy_named",
 ]

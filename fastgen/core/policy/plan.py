@@ -28,6 +28,19 @@ class Plan:
     preempted: list[Sequence] = field(default_factory=list)
     """Lost their blocks and slot in this plan and wait again; never also in ``sequences``."""
 
+    def run_streams(self, streams: list[Sequence]) -> None:
+        """The first rows: sequences one token behind, each its token."""
+        n = len(streams)
+        self.sequences, self.counts, self.sampling, self.num_tokens = streams.copy(), [1] * n, list(range(n)), n
+
+    def run(self, seq: Sequence, count: int) -> None:
+        """One more row: the next ``count`` tokens of ``seq``."""
+        if count == seq.behind:
+            self.sampling.append(len(self.sequences))
+        self.sequences.append(seq)
+        self.counts.append(count)
+        self.num_tokens += count
+
 
 class Outcome(NamedTuple):
     """What a pass meant for one sequence: a token, the end, or both."""

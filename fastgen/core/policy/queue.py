@@ -1,7 +1,7 @@
-"""Who enters next: the waiting queue and its policies.
+"""Who enters next: the waiting queue and its orders.
 
-Higher ``priority`` goes first under any policy; among equals those that were preempted, in order of first admission;
-then the policy decides. Its choice stands until it was admitted (or aborted): a sequence that must wait for blocks is
+Higher ``priority`` goes first in any order; among equals those that were preempted, in order of first admission;
+then the order decides. Its choice stands until it was admitted (or aborted): a sequence that must wait for blocks is
 never overtaken by its equals, so nobody starves behind smaller ones.
 """
 
@@ -17,15 +17,15 @@ from typing import Literal, Protocol
 from fastgen.core.policy.sequence import Sequence
 from fastgen.errors import ConfigError, did_you_mean
 
-__all__ = ["POLICIES", "PolicyName", "WaitingQueue"]
+__all__ = ["QUEUE_ORDERS", "QueueOrder", "WaitingQueue"]
 
-PolicyName = Literal["fcfs", "lpm", "random", "priority"]
-POLICIES: tuple[PolicyName, ...] = ("fcfs", "lpm", "random", "priority")
+QueueOrder = Literal["fcfs", "lpm", "random", "priority"]
+QUEUE_ORDERS: tuple[QueueOrder, ...] = ("fcfs", "lpm", "random", "priority")
 
 LPM_WINDOW = 64
-"""Policy lpm compares this many of the oldest; it bounds the work of one admission."""
+"""Order lpm compares this many of the oldest; it bounds the work of one admission."""
 LPM_OVERTAKES = 64
-"""Policy lpm lets the oldest be overtaken this often, then it goes first."""
+"""Order lpm lets the oldest be overtaken this often, then it goes first."""
 
 
 class _Order(Protocol):
@@ -33,14 +33,14 @@ class _Order(Protocol):
 
 
 class _FirstCome:
-    """Policies fcfs and priority."""
+    """Orders fcfs and priority."""
 
     def choose(self, fresh: OrderedDict[int, Sequence], overtaken: int) -> Sequence:
         return next(iter(fresh.values()))
 
 
 class _LongestPrefix:
-    """Policy lpm: the longest cached prefix, the older of equals. What ran lately is reused before it is evicted."""
+    """Order lpm: the longest cached prefix, the older of equals. What ran lately is reused before it is evicted."""
 
     def __init__(self, cached_blocks: Callable[[Sequence], int]) -> None:
         self._cached_blocks = cached_blocks
@@ -52,7 +52,7 @@ class _LongestPrefix:
 
 
 class _Random:
-    """Policy random, repeatable by its seed."""
+    """Order random, repeatable by its seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -69,20 +69,21 @@ class _Bucket:
     def __init__(self) -> None:
         self.fresh: OrderedDict[int, Sequence] = OrderedDict()  # by id, which is by arrival
         self.returned: list[Sequence] = []  # preempted, by seniority
-        self.chosen: Sequence | None = None  # the policy's standing choice
+        self.chosen: Sequence | None = None  # the order's standing choice
         self.overtaken = 0  # how often the oldest fresh one was
 
 
 class WaitingQueue:
-    """See the module's text. ``cached_blocks``: how many blocks of a sequence the prefix cache holds (policy lpm)."""
+    """See the module's text. ``cached_blocks``: how many blocks of a sequence the prefix cache holds (order lpm)."""
 
-    def __init__(self, policy: PolicyName, *, cached_blocks: Callable[[Sequence], int], seed: int) -> None:
-        if policy not in POLICIES:
-            raise ConfigError(f"policy: {policy!r} is none of {', '.join(POLICIES)}.{did_you_mean(policy, POLICIES)}")
+    def __init__(self, order: QueueOrder, *, cached_blocks: Callable[[Sequence], int], seed: int) -> None:
+        if order not in QUEUE_ORDERS:
+            known = ", ".join(QUEUE_ORDERS)
+            raise ConfigError(f"queue_order: {order!r} is none of {known}.{did_you_mean(order, QUEUE_ORDERS)}")
         self._order: _Order = _FirstCome()
-        if policy == "lpm":
+        if order == "lpm":
             self._order = _LongestPrefix(cached_blocks)
-        elif policy == "random":
+        elif order == "random":
             self._order = _Random(seed)
         self._buckets: dict[int, _Bucket] = {}
         self._priorities: list[int] = []  # of the buckets, ascending

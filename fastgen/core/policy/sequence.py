@@ -136,6 +136,11 @@ class Sequence:
         self.match: PrefixMatch | None = None  # while waiting
 
     @property
+    def behind(self) -> int:
+        """Known tokens not computed yet."""
+        return len(self.tokens) - self.num_computed
+
+    @property
     def num_output(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - self.num_prompt

@@ -7,12 +7,18 @@ What concerns only some tokens of some rows comes as parallel vectors ``[entries
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = [
+    "Candidates",
     "add_bias_",
+    "best",
     "candidate_width",
     "candidates",
     "draw",
@@ -20,15 +26,21 @@ __all__ = [
     "keep_min_p_",
     "keep_top_k_",
     "keep_top_p_",
+    "nucleus",
+    "nucleus_widths",
     "penalize_",
     "rows_at_once",
     "scale_",
+    "total_weight",
 ]
 
 _MASKED = float("-inf")
 _SHIFT_BELOW = 1e-2
 _SHIFT_ABOVE = 1e30
 _LARGE_K = 1024  # above this a sort of the row is faster than a selection
+_STRIPE = 128  # columns whose maximum is taken in one go
+_DRAW_BLOCK = 512  # columns whose weights are added up before a token is looked for among them
+_UNSURE = 1e-6  # of all probability: what float32 sums in another order may differ by, with room to spare
 
 
 def rows_at_once(logits: Tensor) -> int:
@@ -36,6 +48,25 @@ def rows_at_once(logits: Tensor) -> int:
     CPU, 256 MB on a GPU."""
     elements = 2**21 if logits.device.type == "cpu" else 2**26
     return max(1, elements // logits.shape[1])
+
+
+def best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row of ``logits [rows, vocab]`` and its id, int64, the lowest of equals. NaN counts as the
+    largest. As ``logits.max(-1)``, which on a CPU takes ten times as long, because it carries indices along."""
+    vocab = logits.shape[1]
+    stripes = vocab // _STRIPE
+    if logits.device.type != "cpu" or stripes < 2:
+        peaks, ids = logits.max(-1)
+        return peaks, ids
+    whole = torch.unflatten(logits[:, : stripes * _STRIPE], 1, (stripes, _STRIPE))
+    stripe = whole.amax(-1).max(-1).indices
+    inside = whole[torch.arange(len(logits)), stripe].max(-1)
+    peaks, ids = inside.values, inside.indices + stripe * _STRIPE
+    if stripes * _STRIPE < vocab:
+        rest = logits[:, stripes * _STRIPE :].max(-1)
+        later = (rest.values > peaks) | (rest.values.isnan() & ~peaks.isnan())
+        peaks, ids = peaks.where(~later, rest.values), ids.where(~later, rest.indices + stripes * _STRIPE)
+    return peaks, ids
 
 
 def add_bias_(scores: Tensor, rows: Tensor, ids: Tensor, bias: Tensor) -> None:
@@ -90,19 +121,91 @@ def candidate_width(k: int) -> int:
     return max(64, 1 << k.bit_length()) if 0 < k <= _LARGE_K else 0
 
 
-def candidates(scores: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``keep_top_k_`` without most columns that it masks: what follows works on ``width`` of them, not all.
+class Candidates(NamedTuple):
+    """The few tokens of each row that may be drawn: what follows works on ``width`` columns, not on all."""
 
-    Returns:
-        The scores ``[rows, width]``, in ascending order of their ids, with -inf beyond the k best; their ids int64
-        ``[rows, width]``; and bool ``[rows]``: rows where equals of the k-th may be missing, to be done otherwise.
+    scores: Tensor
+    """``[rows, width]`` in ascending order of their ids, -inf for those that may not be drawn after all."""
+    ids: Tensor
+    """int64 ``[rows, width]``."""
+    incomplete: Tensor
+    """bool ``[rows]``: rows of which these may be too few, to be done otherwise."""
+
+
+def candidates(scores: Tensor, k: Tensor, width: int) -> Candidates:
+    """``keep_top_k_`` without most columns that it masks. Incomplete where equals of the k-th may be missing."""
+    values, ids = _largest(scores, width)
+    cut = values.topk(int(k.max())).values.gather(1, k[:, None] - 1)
+    incomplete = values.amin(-1) == cut[:, 0]
+    return Candidates(values.masked_fill_(values < cut, _MASKED), ids, incomplete)
+
+
+def nucleus_widths(vocab: int) -> list[int]:
+    """Widths to try ``nucleus`` with, one after another; the same for every row of every batch."""
+    return [width for width in (256, 2048) if 4 * width <= vocab]
+
+
+def total_weight(scores: Tensor) -> Tensor:
+    """float64 ``[rows]``: the sum of exp(score - the row's best score)."""
+    weights = (scores - best(scores)[0][:, None]).exp_()
+    blocks = weights.shape[1] // _DRAW_BLOCK  # sums in float32 are fast, and exact enough as long as they are short
+    whole = torch.unflatten(weights[:, : blocks * _DRAW_BLOCK], 1, (blocks, _DRAW_BLOCK)).sum(-1)
+    return whole.sum(-1, dtype=torch.float64) + weights[:, blocks * _DRAW_BLOCK :].sum(-1, dtype=torch.float64)
+
+
+def nucleus(scores: Tensor, total: Tensor, p: Tensor, width: int) -> Candidates:
+    """``keep_top_p_`` by the best ``width`` tokens alone, where these hold the nucleus. A row is incomplete if they do
+    not, or if rounding could decide where the cut is.
+
+    Args:
+        total: ``total_weight(scores)``.
+        p: float64 ``[rows]``, each in (0, 1).
     """
-    best = scores.topk(width)
-    cut = best.values.gather(1, k[:, None] - 1)
-    incomplete = best.values[:, -1] == cut[:, 0]
-    ids, order = best.indices.sort(-1)
-    values = best.values.gather(1, order)
-    return values.masked_fill_(values < cut, _MASKED), ids, incomplete
+    values, ids = _largest(scores, width)
+    total = total[:, None]
+    order = values.sort(dim=-1, descending=True, stable=True)  # so that of equals the lowest ids come first
+    head = (order.values - order.values[:, :1]).double().exp_().cumsum(-1)
+    # What each token and all less likely ones have, as a share: it goes if that is at most 1 - p.
+    tail = torch.cat((total, total - head[:, :-1]), -1) / total
+    spare = (1 - p).to(torch.float32).double()[:, None]
+    kept = (tail > spare).sum(-1, keepdim=True).clamp_(min=1)
+    unsure = ((tail - spare).abs() <= _UNSURE)[:, 1:].any(-1)  # the best one stays in any case
+    last = order.values.gather(1, kept - 1)[:, 0]
+    incomplete = (kept[:, 0] == width) | (last == order.values[:, -1]) | unsure
+    masked = torch.arange(width, device=scores.device) >= kept
+    masked = torch.empty_like(masked).scatter_(1, order.indices, masked)
+    return Candidates(values.masked_fill_(masked, _MASKED), ids, incomplete)
+
+
+def _largest(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The ``width`` largest of each row and their ids, in ascending order of these. Of equals of the smallest, any.
+
+    On a CPU the columns are dealt out to piles; the ``width`` piles with the largest tops hold the ``width`` largest.
+    """
+    if scores.device.type != "cpu":
+        found = scores.topk(width, sorted=False)
+        ids, order = found.indices.sort(-1)
+        return found.values.gather(1, order), ids
+    vocab = scores.shape[1]
+    depth = math.isqrt(vocab // width)
+    if depth < 2:
+        places = torch.from_numpy(np.sort(_places_of_largest(scores, width), -1))
+        return scores.gather(1, places), places
+    piles = -(-vocab // depth)
+    full = piles * (depth - 1)  # the last layer may be short
+    tops = torch.unflatten(scores[:, :full], 1, (depth - 1, piles)).amax(1)
+    torch.maximum(tops[:, : vocab - full], scores[:, full:], out=tops[:, : vocab - full])
+    chosen = np.sort(_places_of_largest(tops, width), -1)
+    columns = torch.from_numpy((np.arange(depth)[None, :, None] * piles + chosen[:, None, :]).reshape(len(scores), -1))
+    held = scores.gather(1, columns.clamp(max=vocab - 1)).masked_fill_(columns >= vocab, _MASKED)
+    places = torch.from_numpy(np.sort(_places_of_largest(held, width), -1))  # columns ascend with their places
+    return held.gather(1, places), columns.gather(1, places).clamp_(max=vocab - 1)
+
+
+def _places_of_largest(scores: Tensor, width: int) -> NDArray[np.int64]:
+    """Where the ``width`` largest of each row are, in any order. numpy selects ten times as fast as torch's topk."""
+    places: NDArray[np.int64] = np.argpartition(scores.numpy(), -width, axis=-1)[:, -width:]
+    return places
 
 
 def keep_top_p_(scores: Tensor, p: Tensor) -> None:
@@ -142,13 +245,38 @@ def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
     A token of probability zero is never returned: its step of the distribution has no width.
     """
     weights = scores.softmax(-1)
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    target = uniforms[:, None] * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=scores.shape[1] - 1)
+    blocks = weights.shape[1] // _DRAW_BLOCK
+    if blocks < 4:
+        tokens = _draw_weighted(weights, uniforms[:, None])
+    else:
+        tokens = _draw_by_blocks(weights, uniforms[:, None], blocks)
     possible = weights.gather(1, tokens) > 0
     if not bool(possible.all()):  # a parallel prefix sum (on a GPU) may dip by one rounding
         tokens = torch.where(possible, tokens, scores.argmax(-1, keepdim=True))
     return tokens.flatten()
+
+
+def _draw_weighted(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """``weights [rows, columns]``, ``uniforms`` and the result ``[rows, 1]``."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    target = uniforms * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=weights.shape[1] - 1)
+
+
+def _draw_by_blocks(weights: Tensor, uniforms: Tensor, blocks: int) -> Tensor:
+    """The same: first a block of columns, by the sums of blocks, then a column of it. Most of the cumulative sums over
+    the vocabulary are never looked at, and they are the dearest part of a draw."""
+    vocab = weights.shape[1]
+    whole = torch.unflatten(weights[:, : blocks * _DRAW_BLOCK], 1, (blocks, _DRAW_BLOCK))
+    rest = weights[:, blocks * _DRAW_BLOCK :].sum(-1, keepdim=True, dtype=torch.float64)
+    cumulative = torch.cat((whole.sum(-1, dtype=torch.float64), rest), -1).cumsum(-1)
+    target = uniforms * cumulative[:, -1:]
+    block = torch.searchsorted(cumulative, target, right=True).clamp_(max=blocks)
+    before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    columns = block * _DRAW_BLOCK + torch.arange(_DRAW_BLOCK, device=weights.device)
+    inside = weights.gather(1, columns.clamp(max=vocab - 1)).masked_fill_(columns >= vocab, 0)
+    column = torch.searchsorted(before + inside.cumsum(-1, dtype=torch.float64), target, right=True)
+    return block * _DRAW_BLOCK + column.clamp_(max=_DRAW_BLOCK - 1)
 
 
 def _ascending(scores: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """From a plan to the tensors of one forward pass.
 
 Everything that grows with tokens or sequences is written by vectorised numpy operations into buffers that live as long
-as the engine; the block table keeps a row for every running sequence and only its changes are written.
+as the engine, and what layers read are views of these: a tensor of one name starts at one address in every pass, so a
+kernel may keep pointers and a pass may be replayed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastgen.core.policy import Plan, Sequence
 from fastgen.kernels.paging import LayerCache, PagedLayout
@@ -38,15 +40,56 @@ class RaggedBatch:
 
 
 class _Buffer:
-    """A tensor and its numpy view, sharing memory on the host; sent over when the device is another."""
+    """An int64 tensor on the device, at one address for good, and the numpy array on the host it is filled from: the
+    same memory if the device is the CPU."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.device = device
-        self.host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self.array = self.host.numpy()
+    def __init__(self, *shape: int, device: torch.device) -> None:
+        self._host = torch.zeros(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._tensor = self._host if device.type == "cpu" else torch.zeros(shape, dtype=torch.int64, device=device)
+        self.array = self._host.numpy()
 
     def take(self, count: int) -> torch.Tensor:
-        return self.host[:count].to(self.device, non_blocking=True)
+        """The first ``count`` along the last dimension, as they are in the array now."""
+        taken = self._tensor[..., :count]
+        if self._tensor is not self._host:
+            taken.copy_(self._host[..., :count], non_blocking=True)
+        return taken
+
+
+class _BlockTables:
+    """The block table of every running sequence, by slot; and those of a pass's sequences, by row, as kernels read
+    them. Passes mostly run the same sequences in the same order, so only rows that changed are copied from the first
+    to the second."""
+
+    def __init__(self, max_sequences: int, max_blocks: int, device: torch.device) -> None:
+        self.by_slot = np.zeros((max_sequences, max_blocks), dtype=np.int64)
+        self._by_row = torch.zeros((max_sequences, max_blocks), dtype=torch.int64, device=device)
+        self._version = np.zeros(max_sequences, dtype=np.int64)  # by slot: counts its changes
+        self._row_holds = np.full((2, max_sequences), -1, dtype=np.int64)  # by row: slot and version
+        self._used = 0  # columns that ever held a block
+
+    def update(self, plan: Plan) -> None:
+        """What has changed since the last plan."""
+        for sequence in plan.admitted:
+            self.by_slot[sequence.slot, : len(sequence.blocks)] = sequence.blocks
+            self._version[sequence.slot] += 1
+            self._used = max(self._used, len(sequence.blocks))
+        if plan.block_writes:
+            slots, places, blocks = np.array(plan.block_writes, dtype=np.int64).T
+            self.by_slot[slots, places] = blocks
+            self._version[slots] += 1
+            self._used = max(self._used, int(places.max()) + 1)
+
+    def take(self, slots: NDArray[np.int64], width: int) -> torch.Tensor:
+        """The first ``width`` blocks of these slots, ``[len(slots), width]``."""
+        count = len(slots)
+        wanted = np.stack((slots, self._version[slots]))
+        rows = np.flatnonzero((self._row_holds[:, :count] != wanted).any(0))
+        if len(rows):
+            self._row_holds[:, rows] = wanted[:, rows]
+            new = torch.from_numpy(self.by_slot[slots[rows], : self._used]).to(self._by_row.device)
+            self._by_row[:, : self._used].index_copy_(0, torch.from_numpy(rows).to(new.device), new)
+        return self._by_row[:count, :width]
 
 
 class RaggedBatchBuilder:
@@ -72,14 +115,16 @@ class RaggedBatchBuilder:
         caches: list[LayerCache],
     ) -> None:
         self.block_size, self.device, self.caches = block_size, device, caches
-        self._table = np.zeros((max_sequences, max_blocks), dtype=np.int64)
+        self._tables = _BlockTables(max_sequences, max_blocks, device)
+        self._prompts = np.zeros((max_sequences, 2), dtype=np.int64)  # by slot: num_prompt, regime_length
         self._arange = np.arange(max(max_tokens, max_sequences), dtype=np.int64)
-        self._ids = _Buffer(max_tokens, device)
-        self._positions = _Buffer(max_tokens, device)
-        self._sequence_of = _Buffer(max_tokens, device)
-        self._slots = _Buffer(max_tokens, device)
-        self._rows = _Buffer(max_tokens + max_sequences, device)
-        self._lengths = _Buffer(max_sequences, device)
+        self._ids = _Buffer(max_tokens, device=device)
+        self._positions = _Buffer(max_tokens, device=device)
+        self._sequence_of = _Buffer(max_tokens, device=device)
+        self._slots = _Buffer(max_tokens, device=device)
+        self._rows = _Buffer(max_tokens + max_sequences, device=device)
+        self._lengths = _Buffer(max_sequences, device=device)
+        self._spans = _Buffer(3, max_sequences, device=device)
 
     def build(self, plan: Plan, scores: Callable[[Sequence], bool]) -> RaggedBatch:
         """The tensors of ``plan``, whose sequences all have a slot and the blocks they need.
@@ -87,34 +132,38 @@ class RaggedBatchBuilder:
         Args:
             scores: ``(sequence) -> bool``: whether its prompt's log-probabilities are wanted.
         """
-        self._update_table(plan)
+        self._tables.update(plan)
         sequences, n, tokens = plan.sequences, len(plan.sequences), plan.num_tokens
-        counts = np.array(plan.counts, dtype=np.int64)
-        computed = np.fromiter((s.num_computed for s in sequences), np.int64, n)
-        slots = np.fromiter((s.slot for s in sequences), np.int64, n)
-        contexts = computed + counts
-        ends = np.cumsum(counts)
-        starts = ends - counts
+        for sequence in plan.admitted:
+            self._prompts[sequence.slot] = sequence.num_prompt, sequence.regime_length
+        starts, counts, contexts = self._spans.array[:, :n]
+        counts[:] = plan.counts
+        computed = np.array([sequence.num_computed for sequence in sequences], dtype=np.int64)
+        slots = np.array([sequence.slot for sequence in sequences], dtype=np.int64)
+        np.add(computed, counts, out=contexts)
+        np.subtract(np.cumsum(counts), counts, out=starts)
 
         of = self._sequence_of.array[:tokens]
         of[:] = np.repeat(self._arange[:n], counts)
         positions = self._positions.array[:tokens]
         np.add(self._arange[:tokens], (computed - starts)[of], out=positions)
-        self._fill_ids(sequences, plan.counts)
-        self._lengths.array[:n] = np.fromiter((s.regime_length for s in sequences), np.int64, n)
+        self._fill_ids(sequences, starts, counts)
+        prompts, self._lengths.array[:n] = self._prompts[slots].T
 
-        table = self._table[slots, : -(-int(contexts.max()) // self.block_size)]
         place = positions // self.block_size
-        np.add(table[of, place] * self.block_size, positions - place * self.block_size, out=self._slots.array[:tokens])
+        blocks = self._tables.by_slot[slots[of], place]
+        np.add(blocks * self.block_size, positions - place * self.block_size, out=self._slots.array[:tokens])
 
-        sampling, scoring, rows = self._rows_wanted(plan, starts.tolist(), scores)
+        unread = np.flatnonzero(computed < prompts - 1).tolist()
+        sampling, scoring, rows = self._rows_wanted(plan, starts + counts - 1, unread, scores)
         layout = PagedLayout(
             block_size=self.block_size,
             starts=starts.tolist(),
             counts=plan.counts,
             contexts=contexts.tolist(),
-            block_table=torch.from_numpy(table).to(self.device, non_blocking=True),
+            block_table=self._tables.take(slots, -(-int(contexts.max()) // self.block_size)),
             slots=self._slots.take(tokens),
+            spans=self._spans.take(n),
         )
         return RaggedBatch(
             ids=self._ids.take(tokens),
@@ -128,34 +177,31 @@ class RaggedBatchBuilder:
             scoring=scoring,
         )
 
-    def _update_table(self, plan: Plan) -> None:
-        for sequence in plan.admitted:
-            self._table[sequence.slot, : len(sequence.blocks)] = sequence.blocks
-        if plan.block_writes:
-            slots, places, blocks = np.array(plan.block_writes, dtype=np.int64).T
-            self._table[slots, places] = blocks
-
-    def _fill_ids(self, sequences: list[Sequence], counts: list[int]) -> None:
-        ids: list[int] = []
-        for sequence, count in zip(sequences, counts, strict=True):
-            first = sequence.num_computed
-            if count == 1:
-                ids.append(sequence.tokens[first])
-            else:
-                ids += sequence.tokens[first : first + count]
-        self._ids.array[: len(ids)] = ids
+    def _fill_ids(self, sequences: list[Sequence], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        ids = self._ids.array
+        ids[starts] = [sequence.tokens[sequence.num_computed] for sequence in sequences]
+        for row in np.flatnonzero(counts > 1).tolist():
+            sequence, start, count = sequences[row], int(starts[row]), int(counts[row])
+            ids[start : start + count] = sequence.tokens[sequence.num_computed : sequence.num_computed + count]
 
     def _rows_wanted(
-        self, plan: Plan, starts: list[int], scores: Callable[[Sequence], bool]
+        self, plan: Plan, last: NDArray[np.int64], unread: list[int], scores: Callable[[Sequence], bool]
     ) -> tuple[list[Sequence], list[tuple[Sequence, int, int]], int]:
+        """
+        Args:
+            last: the last token of each of the plan's sequences, as a row of the batch.
+            unread: those of them, by number, that run prompt tokens which another one follows.
+        """
         sampling = [plan.sequences[row] for row in plan.sampling]
-        rows = [starts[row] + plan.counts[row] - 1 for row in plan.sampling]
+        rows = len(sampling)
+        self._rows.array[:rows] = last[plan.sampling]
         scoring: list[tuple[Sequence, int, int]] = []
-        for sequence, start, count in zip(plan.sequences, starts, plan.counts, strict=True):
-            first = sequence.num_computed
-            if first < sequence.num_prompt - 1 and scores(sequence):
+        for number in unread:
+            sequence, count = plan.sequences[number], plan.counts[number]
+            if scores(sequence):
+                first, start = sequence.num_computed, last[number] - count + 1
                 scored = min(count, sequence.num_prompt - 1 - first)  # the row at p scores the token at p + 1
                 scoring.append((sequence, first, scored))
-                rows += range(start, start + scored)
-        self._rows.array[: len(rows)] = rows
-        return sampling, scoring, len(rows)
+                self._rows.array[rows : rows + scored] = start + self._arange[:scored]
+                rows += scored
+        return sampling, scoring, rows

@@ -81,7 +81,7 @@ class Sampler:
             raise ValueError(f"the logits have {logits.shape[1]} columns, fewer than the {self.valid_rows} valid ids")
         with torch.no_grad():
             valid = logits[:, : self.valid_rows]
-            peaks, best = valid.max(-1)
+            peaks, best = stages.best(valid)
             picks = Picks(best.tolist())
             _find_broken(peaks, picks.errors, "the model's logits")
             if valid.shape[1] < logits.shape[1]:
@@ -105,7 +105,7 @@ class _Pass:
         self.rows = rows
         self.states = states
         self.device = logits.device
-        self.scores = logits[self._tensor(rows, np.int64)].to(torch.float32)  # [rows, vocab], a copy
+        self.scores = logits.index_select(0, self._tensor(rows, np.int64)).to(torch.float32)  # [rows, vocab], a copy
         self.changed: set[int] = set()  # indices into rows
 
     def run(self, picks: Picks) -> None:
@@ -179,7 +179,7 @@ class _Pass:
         changed = sorted(self.changed)
         if not changed:
             return
-        peaks, best = self._take(self.scores, changed).max(-1)
+        peaks, best = stages.best(self._take(self.scores, changed))
         broken: dict[int, str] = {}
         _find_broken(peaks, broken, "the processed logits")
         for at, token in enumerate(best.tolist()):
@@ -198,28 +198,59 @@ class _Pass:
 
         whole: list[int] = []  # rows that need the whole vocabulary
         narrow: dict[int, list[int]] = {}  # by width, rows of which the best few are enough
+        nucleus: list[int] = []  # rows of which the best few may be, if they are likely enough
         for i, s in enumerate(settings):
             width = stages.candidate_width(s.top_k)
-            (narrow.setdefault(width, []) if 0 < width < scores.shape[1] else whole).append(i)
+            if 0 < width < scores.shape[1]:
+                narrow.setdefault(width, []).append(i)
+            elif s.top_p < 1 and not 0 < s.top_k < scores.shape[1]:
+                nucleus.append(i)
+            else:
+                whole.append(i)
         for width, members in narrow.items():
             k = self._tensor([settings[i].top_k for i in members], np.int64)
-            values, ids, incomplete = stages.candidates(self._take(scores, members), k, width)
-            found = self._draw_from(values, [settings[i] for i in members], at[members], top_k=False)
-            tokens[members] = ids.gather(1, found[:, None]).flatten().cpu().numpy()
-            whole += [members[i] for i in incomplete.nonzero().flatten().tolist()]
-        if whole:
-            found = self._draw_from(self._take(scores, whole), [settings[i] for i in whole], at[whole], top_k=True)
-            tokens[whole] = found.cpu().numpy()
+            found = stages.candidates(self._take(scores, members), k, width)
+            whole += self._draw_from_few(found, members, settings, at, tokens, top_p=True)
+        totals = stages.total_weight(self._take(scores, nucleus)) if nucleus else None
+        for width in stages.nucleus_widths(scores.shape[1]):
+            if totals is not None and nucleus:
+                p = self._tensor([settings[i].top_p for i in nucleus], np.float64)
+                found = stages.nucleus(self._take(scores, nucleus), totals, p, width)
+                totals = totals[found.incomplete]
+                nucleus = self._draw_from_few(found, nucleus, settings, at, tokens, top_p=False)
+        if whole := sorted(whole + nucleus):
+            drawn_from = self._take(scores, whole)
+            columns = self._draw_from(drawn_from, [settings[i] for i in whole], at[whole], top_k=True, top_p=True)
+            tokens[whole] = columns.cpu().numpy()
         picked: list[int] = tokens.tolist()
         return picked
 
-    def _draw_from(self, scores: Tensor, settings: list[Sampling], at: NDArray[np.float64], *, top_k: bool) -> Tensor:
-        """The column drawn in each row, int64 ``[rows]``."""
+    def _draw_from_few(
+        self,
+        candidates: stages.Candidates,
+        members: list[int],
+        settings: list[Sampling],
+        at: NDArray[np.float64],
+        tokens: NDArray[np.int64],
+        *,
+        top_p: bool,
+    ) -> list[int]:
+        """Fills in ``tokens[members]``; returns those of which the candidates were too few."""
+        few = [settings[i] for i in members]
+        columns = self._draw_from(candidates.scores, few, at[members], top_k=False, top_p=top_p)
+        tokens[members] = candidates.ids.gather(1, columns[:, None]).flatten().cpu().numpy()
+        return [members[i] for i in candidates.incomplete.nonzero().flatten().tolist()]
+
+    def _draw_from(
+        self, scores: Tensor, settings: list[Sampling], at: NDArray[np.float64], *, top_k: bool, top_p: bool
+    ) -> Tensor:
+        """The column drawn in each row, int64 ``[rows]``; ``top_k``, ``top_p``: whether these are still to be done."""
         if top_k:
             ks = [s.top_k if s.top_k < scores.shape[1] else 0 for s in settings]
             self._on(scores, stages.keep_top_k_, ks, [k > 0 for k in ks], np.int64)
-        ps = [s.top_p for s in settings]
-        self._on(scores, stages.keep_top_p_, ps, [p < 1 for p in ps], np.float64)
+        if top_p:
+            ps = [s.top_p for s in settings]
+            self._on(scores, stages.keep_top_p_, ps, [p < 1 for p in ps], np.float64)
         ps = [s.min_p for s in settings]
         self._on(scores, stages.keep_min_p_, ps, [p > 0 for p in ps], np.float32)
         return stages.draw(scores, self._tensor(at, np.float64))
@@ -242,7 +273,7 @@ class _Pass:
 
     def _take(self, scores: Tensor, chosen: list[int]) -> Tensor:
         """Those rows: a copy, or ``scores`` itself if it is all of them."""
-        return scores if len(chosen) == len(scores) else scores[self._tensor(chosen, np.int64)]
+        return scores if len(chosen) == len(scores) else scores.index_select(0, self._tensor(chosen, np.int64))
 
     def _entries(self, chosen: list[int], ids: Callable[[SequenceSampler], NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
         """Row and id of every entry of the ``chosen`` rows."""
@@ -274,6 +305,8 @@ def _find_broken(
 ) -> None:
     """Adds to ``errors`` the rows whose maximum, ``peaks [rows]``, shows NaN (which every maximum hands on), +inf, or
     that no token is left."""
+    if bool(peaks.isfinite().all()):
+        return
     for row, peak in enumerate(peaks.tolist()):
         if math.isfinite(peak) or row in errors:
             continue
@@ -287,12 +320,10 @@ def _find_broken(
 
 def _report(logits: Tensor, states: Sequence[SequenceSampler], picks: Picks) -> None:
     """Log-probabilities of the picked tokens, where asked for."""
-    rows, tokens, tops = [], [], []
-    for row, (state, token) in enumerate(zip(states, picks.tokens, strict=True)):
-        if token is not None and state.sampling.logprobs >= 0:
-            rows.append(row)
-            tokens.append(token)
-            tops.append(state.sampling.logprobs)
-    if rows:
-        raw = logits if len(rows) == len(states) else logits[torch.tensor(rows, device=logits.device)]
-        picks.logprobs.update(zip(rows, token_logprobs(raw, tokens, tops), strict=True))
+    rows = [row for row, state in enumerate(states) if state.sampling.logprobs >= 0 and picks.tokens[row] is not None]
+    if not rows:
+        return
+    tokens = [token for row in rows if (token := picks.tokens[row]) is not None]
+    tops = [states[row].sampling.logprobs for row in rows]
+    raw = logits if len(rows) == len(states) else logits[torch.tensor(rows, device=logits.device)]
+    picks.logprobs.update(zip(rows, token_logprobs(raw, tokens, tops), strict=True))

@@ -114,6 +114,7 @@ class SequenceSampler:
         "key",
         "num_output",
         "output_ids",
+        "plain",
         "processors",
         "sampling",
         "stop_ids",
@@ -144,20 +145,19 @@ class SequenceSampler:
         elif sampling.presence_penalty or sampling.frequency_penalty:
             self.counts = TokenCounts(())
         self._steady = sampling.greedy and not (len(self.bias) or self.counts or self.processors)
+        self.plain = self._steady and not self.ends_forbidden
+        """Whether the next token is simply the best one of the raw logits."""
 
     @property
     def ends_forbidden(self) -> bool:
         """Whether the next token comes too early to be a stop id."""
         return self.num_output < self.sampling.min_new_tokens and len(self.stop_ids) > 0
 
-    @property
-    def plain(self) -> bool:
-        """Whether the next token is simply the best one of the raw logits."""
-        return self._steady and not self.ends_forbidden
-
     def observe(self, token: int) -> None:
         """``token`` was added to the answer."""
         self.num_output += 1
+        if self.num_output == self.sampling.min_new_tokens:
+            self.plain = self._steady
         if self.counts is not None:
             self.counts.add(token)
         if self.processors:

@@ -211,7 +211,7 @@ def test_d2_without_spare_blocks_it_thrashes(make_loop, monkeypatch):
 
 
 def test_d2_a_preempted_sequence_finds_its_own_blocks(make_loop):
-    loop = make_loop(policy="priority", max_sequences=1)
+    loop = make_loop(queue_order="priority", max_sequences=1)
     seq = loop.add(range(13), 20)
     loop.step()
     loop.add([9] * 3, 5, priority=1)
@@ -402,7 +402,7 @@ def test_d8_running_but_not_in_the_pass(make_loop):
 
 
 def test_d8_while_preempted(make_loop, solo):
-    loop = make_loop(policy="priority", max_sequences=1)
+    loop = make_loop(queue_order="priority", max_sequences=1)
     seq = loop.add(range(13), 20)
     loop.step()
     loop.add([1] * 4, 30, priority=1)

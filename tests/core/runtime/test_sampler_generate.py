@@ -147,11 +147,12 @@ def our_distribution(
     columns = torch.arange(VOCAB).expand(len(raw), -1)
     seen: list[Tensor] = []
 
-    def watch(scores: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    def watch(scores: Tensor, k: Tensor, width: int) -> stages.Candidates:
         nonlocal columns
-        values, columns, incomplete = narrow(scores, k, width)
-        assert not incomplete.any()
-        return values, columns, incomplete
+        found = narrow(scores, k, width)
+        columns = found.ids
+        assert not found.incomplete.any()
+        return found
 
     def stop(scores: Tensor, uniforms: Tensor) -> Tensor:
         seen.append(torch.zeros(raw.shape).scatter(1, columns, scores.softmax(-1)))

@@ -73,6 +73,103 @@ def test_candidates_are_the_top_k(levels: int, k: int) -> None:
     assert torch.equal(incomplete, (kept(expected).sum(-1) >= width))
 
 
+@pytest.mark.parametrize("vocab", [1000, 1001, 4096, 49152, 50257])
+@pytest.mark.parametrize("width", [64, 256])
+def test_candidates_of_any_vocabulary(vocab: int, width: int) -> None:
+    """The best lie anywhere: in the last columns too, and side by side."""
+    scores = torch.randn(6, vocab, generator=torch.Generator().manual_seed(vocab))
+    scores[1, -50:] += 10
+    scores[2, :50] += 10
+    scores[3] = scores[3].sort().values
+    values, ids, incomplete = stages.candidates(scores, torch.full((6,), 50), width)
+    assert not bool(incomplete.any())
+    assert torch.equal(values.sort(-1, descending=True).values[:, :50], scores.topk(50).values)
+    chosen = kept(values)
+    assert torch.equal(scores.gather(1, ids)[chosen], values[chosen])
+    assert bool((ids.diff() > 0).all())
+
+
+def language_like(vocab: int, rows: int, seed: int, *, coarse: bool = False) -> Tensor:
+    """A few likely tokens and a long tail; ``coarse``: in steps, as of 16-bit logits, so that many are equal."""
+    generator = torch.Generator().manual_seed(seed)
+    ranks = torch.arange(1, vocab + 1).log()
+    scores = torch.stack(
+        [-s * ranks[torch.randperm(vocab, generator=generator)] for s in torch.linspace(0.9, 2.5, rows)]
+    )
+    scores += 0.1 * torch.randn(rows, vocab, generator=generator)
+    return (scores * 8).round() / 8 if coarse else scores
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("p", [1e-9, 0.1, 0.5, 0.8, 0.9, 0.95, 0.99, 0.9999])
+@pytest.mark.parametrize("width", [256, 2048])
+def test_c4_the_nucleus_is_the_top_p(p: float, width: int, coarse: bool) -> None:
+    """Of rows that it vouches for, as in transformers; of equals at the cut, as many, and those with the lowest ids."""
+    scores = language_like(20000, 24, seed=int(p * 100), coarse=coarse)
+    expected = with_no_history(theirs.TopPLogitsWarper(p), scores)
+    full = scores.clone()
+    stages.keep_top_p_(full, torch.full((24,), p, dtype=torch.float64))
+    values, ids, incomplete = stages.nucleus(
+        scores, stages.total_weight(scores), torch.full((24,), p, dtype=torch.float64), width
+    )
+    found = torch.full_like(scores, -INF).scatter(1, ids, values)
+    sure = ~incomplete
+    assert torch.equal(found[sure], full[sure])
+    assert torch.equal(found[sure].sort(-1).values, expected[sure].sort(-1).values)
+    assert bool(incomplete[kept(expected).sum(-1) >= width].all())
+    fits = kept(expected).sum(-1) < width // 2
+    assert int((fits & incomplete).sum()) <= (24 if p > 0.999 else 2), "it gives up too easily"
+
+
+def test_a_nucleus_whose_cut_is_left_to_rounding_is_not_vouched_for() -> None:
+    """Equal steps that add up to exactly 1 - p."""
+    scores = torch.zeros(2, 2048).index_fill_(1, torch.arange(1000, 2048), -INF)
+    scores[1, 0] = 1.0
+    *_, incomplete = stages.nucleus(
+        scores, stages.total_weight(scores), torch.tensor([0.1, 0.1], dtype=torch.float64), 256
+    )
+    assert incomplete.tolist() == [True, True]
+    scores = torch.arange(8.0).flip(0).repeat(2, 256)[:, :2000]
+    scores[:, 8:] = -INF
+    weights = scores[0].double().softmax(-1)
+    p = float(weights[:3].sum())
+    *_, incomplete = stages.nucleus(
+        scores, stages.total_weight(scores), torch.tensor([p, p + 1e-4], dtype=torch.float64), 256
+    )
+    assert incomplete.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("vocab", [5, 128, 255, 256, 300, 1000, 49152])
+def test_best_is_the_first_maximum(vocab: int) -> None:
+    scores = torch.randint(-40, 40, (50, vocab), generator=torch.Generator().manual_seed(vocab)).float()
+    scores[0, -1] = scores[1, vocab // 2] = scores[2, 0] = 99.0
+    scores[3, -1] = scores[4, 0] = float("nan")
+    scores[5, -1] = INF
+    scores[6] = -INF
+    scores[7, :-1] = -INF
+    for rows in (scores, scores[:, : vocab - 1], scores.bfloat16()):
+        peaks, ids = stages.best(rows)
+        expected = rows.max(-1)
+        assert torch.equal(peaks.nan_to_num(1234), expected.values.nan_to_num(1234))
+        assert torch.equal(ids, expected.indices)
+
+
+def test_draw_by_blocks_inverts_the_same_distribution() -> None:
+    """Against numpy over the whole row, at edges of steps and of blocks."""
+    scores = language_like(5003, 8, seed=3)
+    scores[1, :2600] = -INF
+    scores[2, 600:] = -INF
+    weights = scores.softmax(-1).double().numpy()
+    weights /= weights.sum(-1, keepdims=True)
+    cumulative = weights.cumsum(-1)
+    for at in (0.0, 0.1, 0.3, 0.5, 0.77, 0.999, 1 - 2.0**-53):
+        found = stages.draw(scores, torch.full((8,), at, dtype=torch.float64)).numpy()
+        rows = np.arange(8)
+        assert (weights[rows, found] > 0).all()
+        assert (cumulative[rows, found] >= at - 1e-12).all()
+        assert (cumulative[rows, found] - weights[rows, found] <= at + 1e-12).all()
+
+
 def test_candidate_widths() -> None:
     assert [stages.candidate_width(k) for k in (0, 1, 63, 64, 127, 1024, 1025)] == [0, 64, 64, 128, 128, 2048, 0]
 
