@@ -2,144 +2,192 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fastgen.bench.options import Common, common_options, execute, numbers
 from fastgen.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fastgen.bench.offline import Watch
-    from fastgen.bench.workloads import Workload
+    from fastgen.bench.measures import Sla
+    from fastgen.bench.protocol import Workload
 
 __all__ = ["bench"]
 
-SOURCE_OPTIONS = ("revision", "token", "offline", "load_bin")
+F = TypeVar("F", bound=Callable[..., Any])
+
+CLIENTS = click.IntRange(min=1, max=1024)
+WORKLOAD_HELP = (
+    "w1 (one stream), w2 (64 requests), w3 (streams disturbed by long prompts), fastgen-1200-60 (DeepSpeed-FastGen's, "
+    "any mean lengths), or a JSON file"
+)
 
 
 @click.group()
 def bench() -> None:
-    """Measure: tokens per second beside other engines."""
+    """Measure: tokens per second, waits and gaps, beside other engines."""
+
+
+def _workloads(*default: str) -> Callable[[F], F]:
+    return click.option(
+        "--workload",
+        "names",
+        multiple=True,
+        default=default,
+        show_default=True,
+        help=f"{WORKLOAD_HELP}; may be repeated.",
+    )
+
+
+_workload = click.option("--workload", "name", default="fastgen-1200-60", show_default=True, help=f"{WORKLOAD_HELP}.")
+
+
+def _sla_options(function: F) -> F:
+    for option in (
+        click.option("--sla-scale", type=float, default=1.0, show_default=True, help="Factor of both SLA rates."),
+        click.option(
+            "--sla-prompt-rate",
+            type=float,
+            default=512.0,
+            show_default=True,
+            help="The first token must come within prompt tokens / this seconds.",
+        ),
+        click.option(
+            "--sla-rates",
+            default="2,4,6",
+            show_default=True,
+            help="Tokens a second that users must be given: the moving average (span 16) of gaps stays under 1/this.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def _slas(prompt_rate: float, rates: str, scale: float) -> list[Sla]:
+    from fastgen.bench.measures import Sla
+
+    if not prompt_rate > 0 or not scale > 0:
+        raise ConfigError(f"--sla-prompt-rate {prompt_rate:g} and --sla-scale {scale:g} must be above 0")
+    return [Sla(prompt_rate, rate).scaled(scale) for rate in numbers(rates, "--sla-rates")]
 
 
 @bench.command()
-@click.argument("model")
-@click.option(
-    "--workload",
-    "workload_names",
-    multiple=True,
-    default=("w1", "w2"),
-    show_default=True,
-    help="A built-in workload (w1: one stream, w2: 64 requests) or a JSON file; may be repeated.",
-)
-@click.option("--engines", default="fastgen,transformers", show_default=True, help="Which engines, in turn.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Timed runs of each engine.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of every engine. Unset: torch's choice.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
-    show_default=True,
-    help="Number format of every engine.",
-)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, ... for every engine.")
-@click.option(
-    "-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An engine option of fastgen; repeatable."
-)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all rounds here.")
-def offline(
-    model: str,
-    workload_names: tuple[str, ...],
-    engines: str,
-    rounds: int,
-    threads: int | None,
-    dtype: str,
-    device: str,
-    options: tuple[str, ...],
-    json_path: Path | None,
+@_workloads("w1", "w2")
+@common_options
+def offline(names: tuple[str, ...], **common: Any) -> None:
+    """Whole workloads at once: fastgen beside transformers' batched generate, the same weights, greedy, output lengths
+    fixed. Engines take turns; medians of the rounds are shown with their spread."""
+    execute("offline", Common(**common), names, default_engines="fastgen,transformers")
+
+
+@bench.command()
+@_workloads("w1")
+@common_options
+def latency(names: tuple[str, ...], **common: Any) -> None:
+    """One stream: each request after the one before. Time to the first token, and the gaps between tokens."""
+    from fastgen.bench.synthetic import with_clients
+
+    execute(
+        "latency",
+        Common(**common),
+        names,
+        default_engines="fastgen,transformers",
+        arrange=lambda workload: [with_clients(workload, 1)],
+    )
+
+
+@bench.command()
+@_workload
+@click.option("--clients", type=CLIENTS, help="Closed loop: so many at a time, each sends its next when answered.")
+@click.option("--rate", type=float, help="Open loop: Poisson arrivals, so many a second, however many are running.")
+@_sla_options
+@common_options
+def serving(
+    name: str,
+    clients: int | None,
+    rate: float | None,
+    sla_prompt_rate: float,
+    sla_rates: str,
+    sla_scale: float,
+    **common: Any,
 ) -> None:
-    """Run whole workloads at once: fastgen beside transformers' batched generate, the same weights, greedy, output
-    lengths fixed. Engines take turns; medians of the rounds are shown with their spread."""
-    from fastgen.bench import workloads as work
-    from fastgen.bench.offline import compare, machine, select_engines
+    """Requests that come while others run: first tokens, gaps, and how many requests a second keep a service level."""
+    seed = common["seed"]
 
-    chosen = [work.load(name) for name in dict.fromkeys(workload_names)]
-    names = select_engines([name.strip() for name in engines.split(",") if name.strip()])
-    engine_options = _parse_options(options)
-    if json_path is not None and not json_path.resolve().parent.is_dir():
-        raise ConfigError(f"--json {json_path}: the folder {json_path.parent} does not exist")
+    def arrange(workload: Workload) -> list[Workload]:
+        from fastgen.bench.synthetic import poisson, with_clients
 
-    import torch
-    from rich.console import Console
+        if clients is not None:
+            return [with_clients(workload, clients, seed=seed)]
+        if rate is not None:
+            return [poisson(workload, rate, seed=seed)]
+        if workload.at_once:
+            raise ConfigError(f"the workload {name} does not say when requests arrive: give --clients or --rate")
+        return [workload]
 
-    from fastgen.bench.engines import Settings
-    from fastgen.bench.report import print_report
-    from fastgen.core.source import resolve
-
-    threads = threads or torch.get_num_threads()
-    device = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    # Where the files come from is settled here, once for all engines.
-    source = {name: engine_options.pop(name) for name in SOURCE_OPTIONS if name in engine_options}
-    found = resolve(model, **source)
-    found.fetch_weights()
-    settings = Settings(found.directory, dtype, device, threads, tuple(engine_options.items()))
-    info = machine(threads)
-    with _progress(chosen, names, rounds) as watch:
-        results = compare(chosen, names, settings, rounds=rounds, watch=watch)
-    print_report(Console(width=None if sys.stdout.isatty() else 120), results, info, model=found.name, dtype=dtype)
-    if json_path is not None:
-        record: dict[str, Any] = {"model": found.name, "dtype": dtype, "device": device}
-        record |= {"machine": info, "options": engine_options}
-        record["results"] = [result.as_json() for result in results]
-        json_path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        click.echo(f"Written to {json_path}.")
+    if clients is not None and rate is not None:
+        raise ConfigError("give --clients or --rate, not both")
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigError(f"--rate {rate:g} must be above 0")
+    slas = _slas(sla_prompt_rate, sla_rates, sla_scale)
+    execute(
+        "serving",
+        Common(**common),
+        [name],
+        default_engines="fastgen",
+        arrange=arrange,
+        slas=slas,
+        sla_scale=sla_scale,
+    )
 
 
-def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """Validated by fastgen's own config, before anything is loaded."""
-    from fastgen.config import EngineConfig
+@bench.command()
+@_workload
+@click.option("--clients", "clients", help="Closed loops, such as 1,2,4,8,16,32 (the default).")
+@click.option("--rates", help="Open loops instead: arrivals a second, such as 0.5,1,2,4.")
+@_sla_options
+@common_options
+def sweep(
+    name: str,
+    clients: str | None,
+    rates: str | None,
+    sla_prompt_rate: float,
+    sla_rates: str,
+    sla_scale: float,
+    **common: Any,
+) -> None:
+    """The same requests under a series of loads: how latency grows with throughput."""
+    if clients is not None and rates is not None:
+        raise ConfigError("give --clients or --rates, not both")
+    counts = [int(value) for value in numbers(clients or "1,2,4,8,16,32", "--clients")]
+    if clients is not None and [float(count) for count in counts] != numbers(clients, "--clients"):
+        raise ConfigError(f"--clients {clients}: give whole numbers")
+    chosen = numbers(rates, "--rates") if rates is not None else []
+    seed = common["seed"]
 
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--option {pair}: write NAME=VALUE, such as max_batch_tokens=256")
-        if name in ("dtype", "device", "threads"):
-            raise ConfigError(f"--option {pair}: use --{name}, which holds for every engine")
-        options[name] = _literal(value)
-    config = EngineConfig.of(options)
-    return {name: getattr(config, name) for name in options}
+    def arrange(workload: Workload) -> list[Workload]:
+        from fastgen.bench.synthetic import poisson, with_clients
+
+        if chosen:
+            return [poisson(workload, rate, seed=seed) for rate in chosen]
+        return [with_clients(workload, count, seed=seed) for count in counts]
+
+    slas = _slas(sla_prompt_rate, sla_rates, sla_scale)
+    execute(
+        "sweep", Common(**common), [name], default_engines="fastgen", arrange=arrange, slas=slas, sla_scale=sla_scale
+    )
 
 
-def _literal(text: str) -> Any:
-    """A number, a truth value, ...: as TOML writes it; else text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+@bench.command()
+@click.argument("results", type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+def plot(results: Path, output: Path) -> None:
+    """Draw what a benchmark wrote with --json once more, to OUTPUT (.png or .svg)."""
+    from fastgen.bench import plots, record
 
-
-@contextmanager
-def _progress(workloads: Sequence[Workload], engines: Sequence[str], rounds: int) -> Iterator[Watch]:
-    """A bar over all runs, counted in output tokens, on a terminal only. It is drawn seldom: it shares the cores."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, refresh_per_second=1, transient=True, disable=not console.is_terminal)
-    total = sum(workload.output_tokens for workload in workloads) * len(engines) * rounds
-    with bar:
-        task = bar.add_task("loading", total=total)
-
-        def watch(workload: str, engine: str, number: int) -> Any:
-            bar.update(task, description=f"{workload} {engine} {number}/{rounds}")
-            return lambda tokens: bar.advance(task, tokens)
-
-        yield watch
+    plots.check(output)
+    for path in plots.draw(record.read(results), output):
+        click.echo(f"Drawn to {path}.")
