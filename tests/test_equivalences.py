@@ -153,8 +153,12 @@ CIRCUMSTANCES = {
     "preempted": {"num_blocks": 25},
     "preempted, no prefix cache": {"num_blocks": 25, "prefix_caching": False},
     "no prefix cache": {"prefix_caching": False},
-    "longest prefix first": {"policy": "lpm", "max_sequences": 2},
-    "random order": {"policy": "random", "max_sequences": 3},
+    "longest prefix first": {"queue_order": "lpm", "max_sequences": 2},
+    "random order": {"queue_order": "random", "max_sequences": 3},
+    "prompts first": {"policy": "prefill-first"},
+    "prompts first, preempted": {"policy": "prefill-first", "num_blocks": 25},
+    "whole prompts": {"policy": "whole-prompt", "max_batch_tokens": 3},
+    "whole prompts, preempted": {"policy": "whole-prompt", "num_blocks": 25, "prefix_caching": False},
     "big blocks": {"block_size": 64, "num_blocks": 64},
 }
 

@@ -7,13 +7,12 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastgen.errors import ConfigError
+from fastgen.errors import ConfigError, FastgenError
 
 if TYPE_CHECKING:
     from fastgen.bench.measures import Sla
@@ -190,7 +189,7 @@ def execute(
     settings = Settings(found.directory, common.dtype, device, threads, tuple(engine_options.items()))
     info = machine(threads)
     with _progress(workloads, len(rows), common.rounds) as watch:
-        results = compare(workloads, rows, settings, rounds=common.rounds, watch=watch)
+        results = compare(workloads, rows, settings, rounds=common.rounds, watch=watch, failed=_left_out)
     record = Record(
         command=command,
         model=found.name,
@@ -271,11 +270,16 @@ def _scaling(workloads: Sequence[Workload], sla_scale: float) -> str | None:
     return ", ".join(parts) or None
 
 
+def _left_out(name: str, error: FastgenError) -> None:
+    click.echo(f"{name} is left out: {error}", err=True)
+
+
 def _peers(file: Path | None) -> Mapping[str, Opener]:
     if file is None:
         return {}
-    rows: Mapping[str, Opener] = import_module("fastgen.bench.peers").read(file)
-    return rows
+    from fastgen.bench import peers
+
+    return peers.read(file)
 
 
 def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:

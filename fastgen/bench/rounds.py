@@ -10,6 +10,7 @@ from statistics import median
 from fastgen.bench.machine import Meter
 from fastgen.bench.measures import Sla, measures
 from fastgen.bench.protocol import Opener, Run, Settings, Target, Tick, Workload
+from fastgen.errors import FastgenError
 
 __all__ = ["Result", "Spread", "Watch", "compare", "ratios", "same_tokens"]
 
@@ -58,33 +59,57 @@ def compare(
     *,
     rounds: int = 3,
     watch: Watch | None = None,
+    failed: Callable[[str, FastgenError], None] | None = None,
 ) -> list[Result]:
     """Run each workload ``rounds`` times on each engine, turn and turn about, so that a machine that slows down slows
     all of them. Every engine is loaded once, and warmed up on a few tokens before it is timed.
 
+    Args:
+        failed: told of an engine that could not be loaded or broke down (``(name, why)``); its rows are left out and
+            the others go on. None: the first failure ends everything.
+
     Raises:
-        FastgenError: the model cannot be loaded, or does not take a workload (too long, ids beyond its vocabulary).
+        FastgenError: the model cannot be loaded, or does not take a workload (too long, ids beyond its vocabulary);
+            with ``failed``, only if no engine is left.
     """
     loaded: dict[str, Target] = {}
     results: list[Result] = []
+
+    def drop(name: str, error: FastgenError) -> None:
+        if failed is None or left == 1:
+            raise error
+        failed(name, error)
+        results[:] = [result for result in results if result.engine != name]
+        if name in loaded:
+            loaded.pop(name).close()
+
+    left = len(rows)
     try:
         for name, opener in rows.items():
-            loaded[name] = opener(settings)
+            try:
+                loaded[name] = opener(settings)
+            except FastgenError as error:
+                drop(name, error)
+                left -= 1
         for workload in workloads:
-            table = [
-                Result(workload, name, note=engine.note, versions=dict(engine.versions))
-                for name, engine in loaded.items()
-            ]
-            results += table
-            for engine in loaded.values():
-                engine.run(workload.short(), lambda _: None)
+            for name, engine in list(loaded.items()):
+                try:
+                    engine.run(workload.short(), lambda _: None)
+                    results.append(Result(workload, name, note=engine.note, versions=dict(engine.versions)))
+                except FastgenError as error:
+                    drop(name, error)
+                    left -= 1
             for number in range(1, rounds + 1):
-                for engine, row in zip(loaded.values(), table, strict=True):
+                for row in [result for result in results if result.workload is workload]:
                     tick = watch(workload.name, row.engine, number) if watch else lambda _: None
                     gc.collect()
                     meter = Meter()
-                    row.runs.append(engine.run(workload, tick))
-                    row.others.append(meter.read())
+                    try:
+                        row.runs.append(loaded[row.engine].run(workload, tick))
+                        row.others.append(meter.read())
+                    except FastgenError as error:
+                        drop(row.engine, error)
+                        left -= 1
     finally:
         for engine in loaded.values():
             engine.close()

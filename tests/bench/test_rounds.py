@@ -13,6 +13,7 @@ from fastgen.bench.drive import Request, Timeline
 from fastgen.bench.machine import Meter, machine
 from fastgen.bench.protocol import Opener, Run, Settings, Tick, Workload
 from fastgen.bench.rounds import Result, Spread, compare, ratios, same_tokens
+from fastgen.errors import ConfigError, RequestFailedError
 
 
 def line(wall: float, tokens: list[int]) -> Timeline:
@@ -67,6 +68,31 @@ def test_engines_are_closed_when_one_fails(rows: dict[str, Opener], log: list[st
     with pytest.raises(ZeroDivisionError):
         compare([five()], {**rows, "c": broken}, Settings(Path()))
     assert log[-2:] == ["a close", "b close"]
+
+
+class Broken(Turn):
+    """One that breaks down in its second round."""
+
+    def run(self, workload: Workload, tick: Tick) -> Run:
+        if self.log.count(f"{self.name} 5"):
+            raise RequestFailedError("out of memory")
+        return super().run(workload, tick)
+
+
+def test_the_others_go_on_when_one_fails(rows: dict[str, Opener], log: list[str]) -> None:
+    def missing(_: Settings) -> Turn:
+        raise ConfigError("not installed")
+
+    told: list[str] = []
+    every = {"m": missing, "x": lambda _: Broken("x", log), **rows}
+    results = compare(
+        [five()], every, Settings(Path()), rounds=2, failed=lambda name, why: told.append(f"{name}: {why}")
+    )
+    assert told == ["m: not installed", "x: out of memory"]
+    assert [(result.engine, len(result.runs), len(result.others)) for result in results] == [("a", 2, 2), ("b", 2, 2)]
+    assert [line for line in log if "close" in line] == ["x close", "a close", "b close"]
+    with pytest.raises(ConfigError, match="not installed"):  # nothing is left
+        compare([five()], {"m": missing, "n": missing}, Settings(Path()), failed=lambda name, why: None)
 
 
 def test_progress_adds_up(rows: dict[str, Opener]) -> None:

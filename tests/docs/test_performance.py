@@ -29,7 +29,8 @@ def commands(text: str) -> list[list[str]]:
 
 def test_every_command_parses(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for file in ("out.json", "peers.toml"):  # the reader's own
+    Path("peers").mkdir()
+    for file in ("out.json", "peers.toml", "peers/peers.toml"):  # the reader's own
         Path(file).touch()
     found = commands(text)
     assert {words[0] for words in found} == set(bench.commands)
