@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -12,9 +13,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fastgen.errors import ConfigError, first_problem
 
-__all__ = ["EngineConfig", "parse_bytes"]
+__all__ = ["EngineConfig", "cache_directory", "parse_bytes"]
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def cache_directory() -> Path:
+    """Where fastgen keeps what it made and can make again: ``$FASTGEN_CACHE``, else ``$XDG_CACHE_HOME/fastgen``, else
+    ``~/.cache/fastgen``."""
+    own = os.environ.get("FASTGEN_CACHE")
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fastgen"
 
 
 def parse_bytes(value: str) -> int:

@@ -26,8 +26,8 @@ from fastgen.core.runtime.kv_cache import CachePlan, plan_cache
 from fastgen.core.source import ModelFiles, resolve
 from fastgen.core.weights import Placement
 from fastgen.errors import ConfigError, FastgenError, PluginError
+from fastgen.kernels import cpu, reference
 from fastgen.kernels.ops import Implementation, KernelTable
-from fastgen.kernels.reference import IMPLEMENTATIONS
 
 __all__ = ["Blueprint", "draw"]
 
@@ -126,7 +126,7 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
 
 def _implementations(plugins: Registry) -> tuple[list[Implementation], list[tuple[str, str, str]]]:
     """Ours and the plugins', and those that cannot be loaded (a GPU package on a machine without one, say)."""
-    found, broken = list(IMPLEMENTATIONS), []
+    found, broken = [*reference.IMPLEMENTATIONS, *cpu.IMPLEMENTATIONS], []
     for spec in plugins.kernels:
         try:
             found.append(spec.load())

@@ -15,27 +15,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from fastgen.config import cache_directory
 from fastgen.core.json_file import read_json_object
 from fastgen.core.plugin import CheckpointFormatSpec
 from fastgen.core.weight_files import choose_files
 from fastgen.errors import CheckpointError, FastgenError
 
-__all__ = ["cache_directory", "convert"]
+__all__ = ["convert"]
 
 NOTE = "fastgen.json"
 _LOCK, _PARTIAL = ".lock", ".partial"
 _SAMPLE_BYTES = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def cache_directory() -> Path:
-    """Where converted checkpoints are kept: ``$FASTGEN_CACHE``, else ``$XDG_CACHE_HOME/fastgen``, else
-    ``~/.cache/fastgen``."""
-    own = os.environ.get("FASTGEN_CACHE")
-    if own:
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fastgen"
 
 
 def convert(source: Path, spec: CheckpointFormatSpec, *, version: str) -> tuple[Path, bool]:

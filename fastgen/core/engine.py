@@ -27,6 +27,7 @@ from fastgen.core.runtime.ragged import RaggedBatchBuilder
 from fastgen.core.runtime.runner import PassResult, Runner
 from fastgen.core.runtime.sampler import LogitsProcessor, Sampler, SequenceSampler, make_processors
 from fastgen.errors import EngineClosedError, InvalidRequestError
+from fastgen.kernels import cpu
 from fastgen.text import Tokenizer
 from fastgen.types import SamplingParams, StepOutput
 
@@ -143,6 +144,8 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         blueprint = draw(model, config)
+        if blueprint.device.type == "cpu":
+            cpu.set_threads(torch.get_num_threads())
         for warning in blueprint.warnings:
             logger.warning("%s: %s", blueprint.files.name, warning)
         files = blueprint.files.directory

@@ -17,8 +17,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from fastgen.config import cache_directory
 from fastgen.core import conversion
-from fastgen.core.conversion import cache_directory, convert
+from fastgen.core.conversion import convert
 from fastgen.core.plugin import CheckpointFormatSpec
 from fastgen.errors import CheckpointError, UnsupportedModelError
 

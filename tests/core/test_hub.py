@@ -431,9 +431,7 @@ def test_an_adapter_in_bin_format_by_name(fake_hub, tmp_path):
     model = tiny_llama(tmp_path / "tiny", tokenizer=False)
     fake_hub.repositories["o/a"] = adapter(tmp_path, binary=True)
     config = {"lora": {"sql": "o/a"}, "device": "cpu", "num_blocks": 8}
-    with pytest.raises(
-        CheckpointError, match=r"'sql' \(o/a\): it has PyTorch .bin weights only.*--load-bin"
-    ):
+    with pytest.raises(CheckpointError, match=r"'sql' \(o/a\): it has PyTorch .bin weights only.*--load-bin"):
         draw(model, EngineConfig(**config))
     assert not any(line.endswith(hub.ADAPTER_BIN) for line in fake_hub.requests)
     for _ in range(2):

@@ -184,7 +184,7 @@ def test_kernel_example(install: Callable[..., Registry], tmp_path: Path) -> Non
     drawn = draw(directory, EngineConfig.of({"device": "cpu", "num_blocks": 1}))
     (choice,) = (c for c in drawn.kernels.choices if c.need.operation == "gated_activation")
     assert choice.chosen == "inplace"
-    assert choice.rejected == (("torch", "ranked below inplace"),)
+    assert choice.rejected == (("cpu", "ranked below inplace"), ("torch", "ranked below inplace"))
     after = HandDriver(load_decoder(directory))
     assert torch.allclose(after.read(after.add(ids), 5), want, atol=1e-5)
 
@@ -194,8 +194,8 @@ def test_kernel_example_says_why_not(install: Callable[..., Registry], tmp_path:
     directory = tiny_llama(tmp_path / "model", tokenizer=False, hidden_act="gelu")
     drawn = draw(directory, EngineConfig.of({"device": "cpu", "num_blocks": 1}))
     (choice,) = (c for c in drawn.kernels.choices if c.need.operation == "gated_activation")
-    assert choice.chosen == "torch"
-    assert choice.rejected == (("inplace", "silu only, this is gelu"),)
+    assert choice.chosen == "cpu"
+    assert choice.rejected == (("inplace", "silu only, this is gelu"), ("torch", "ranked below cpu"))
 
 
 def test_logits_processor_example(install: Callable[..., Registry], tmp_path: Path) -> None:
