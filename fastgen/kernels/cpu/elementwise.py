@@ -64,14 +64,7 @@ def add_rms_norm(
     dtype, size = stream.dtype, stream.shape[-1]
     if not _norm_fits(dtype, size, stream, delta, weight):
         return reference.add_rms_norm(stream, delta, weight, eps, offset)
-    if not stream.is_contiguous():
-        stream = stream.contiguous()
-    normed = torch.empty_like(stream)
-    added = stream
-    if delta is not None:
-        added = torch.empty_like(stream)
-        if not delta.is_contiguous():
-            delta = delta.contiguous()
+    stream, delta, added, normed = _norm_tensors(stream, delta)
     _operation("fg_add_rms_norm")(
         stream.data_ptr(),
         0 if delta is None else delta.data_ptr(),
@@ -98,14 +91,7 @@ def add_layer_norm(
     dtype, size = stream.dtype, stream.shape[-1]
     if not _norm_fits(dtype, size, stream, delta, weight, bias):
         return reference.add_layer_norm(stream, delta, weight, bias, eps)
-    if not stream.is_contiguous():
-        stream = stream.contiguous()
-    normed = torch.empty_like(stream)
-    added = stream
-    if delta is not None:
-        added = torch.empty_like(stream)
-        if not delta.is_contiguous():
-            delta = delta.contiguous()
+    stream, delta, added, normed = _norm_tensors(stream, delta)
     _operation("fg_add_layer_norm")(
         stream.data_ptr(),
         0 if delta is None else delta.data_ptr(),
@@ -119,6 +105,19 @@ def add_layer_norm(
         DTYPES[dtype],
     )
     return added, normed
+
+
+def _norm_tensors(
+    stream: torch.Tensor, delta: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """``stream`` and ``delta``, contiguous, and room for their sum (with no delta, the stream itself) and its norm."""
+    if not stream.is_contiguous():
+        stream = stream.contiguous()
+    if delta is None:
+        return stream, None, stream, torch.empty_like(stream)
+    if not delta.is_contiguous():
+        delta = delta.contiguous()
+    return stream, delta, torch.empty_like(stream), torch.empty_like(stream)
 
 
 def _norm_fits(
