@@ -10,20 +10,6 @@
 
 namespace fg {
 
-// v as it is after being kept as a T: bfloat16 to nearest, ties to even; a NaN stays one.
-template <class T>
-inline Floats rounded(Floats v) {
-  if constexpr (std::is_same_v<T, float>) return v;
-  Words bits = (Words)v;
-  Words near = bits + 0x7fff + ((bits >> 16) & 1);
-  near = (v == v) ? near : (bits | 0x400000);
-  return (Floats)(near & 0xffff0000);
-}
-
-// Stores of what is rounded already.
-inline void store_rounded(float* to, Floats v) { store(to, v); }
-inline void store_rounded(bf16* to, Floats v) { store_bytes(to, __builtin_convertvector((Words)v >> 16, Halves)); }
-
 // How the vector at hand is read and written: whole, or only its first elements at the end of a row.
 struct Whole {
   template <class T>
@@ -32,7 +18,7 @@ struct Whole {
   }
   template <class T>
   void store(T* to, Floats v) const {
-    store_rounded(to, rounded<T>(v));
+    fg::store(to, v);
   }
   // Stores v, and returns it as it is there.
   template <class T>

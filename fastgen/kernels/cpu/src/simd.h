@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #if defined(__AVX2__)
@@ -59,14 +60,23 @@ inline Floats load(const bf16* from) {
 #endif
 }
 
-inline void store(float* to, Floats v) { store_bytes(to, v); }
-// Rounds to nearest, ties to even; a NaN stays one.
-inline void store(bf16* to, Floats v) {
+// v as it is after being kept as a T: bfloat16 to nearest, ties to even; a NaN stays one.
+template <class T>
+inline Floats rounded(Floats v) {
+  if constexpr (std::is_same_v<T, float>) return v;
   Words bits = (Words)v;
-  Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  Words nan = (bits >> 16) | 0x40;
-  rounded = (v == v) ? rounded : nan;
-  store_bytes(to, __builtin_convertvector(rounded, Halves));
+  Words near = bits + 0x7fff + ((bits >> 16) & 1);
+  near = (v == v) ? near : (bits | 0x400000);
+  return (Floats)(near & 0xffff0000);
+}
+
+// Stores of what is rounded already.
+inline void store_rounded(float* to, Floats v) { store_bytes(to, v); }
+inline void store_rounded(bf16* to, Floats v) { store_bytes(to, __builtin_convertvector((Words)v >> 16, Halves)); }
+
+template <class T>
+inline void store(T* to, Floats v) {
+  store_rounded(to, rounded<T>(v));
 }
 
 inline float widen(float x) { return x; }
