@@ -100,7 +100,7 @@ def answer_sixteen(pipe: fastgen.Pipeline, console: Console) -> None:
         "tokens per second, in and out": f"{(tokens_in + tokens_out) / seconds:,.0f}",
         "tokens per second, out": f"{tokens_out / seconds:,.0f}",
         "passes": f"{passes:,}",
-        f"tokens per pass (budget {pipe.config.max_batch_tokens})": f"{computed / passes:,.1f}",
+        f"tokens per pass (budget {pipe.engine.max_batch_tokens})": f"{computed / passes:,.1f}",
         f"cache blocks in use at most (of {after.total_blocks:,}, {block} tokens each)": f"{after.peak_blocks:,}",
         "cache blocks kept for prompts that begin alike": f"{after.cached_blocks:,}",
     }.items():

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fastgen.errors import ConfigError, first_problem
+from fastgen.errors import ConfigError, did_you_mean, first_problem
 
 __all__ = ["EngineConfig", "cache_directory", "parse_bytes"]
 
@@ -53,17 +53,42 @@ class EngineConfig(BaseModel):
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads for the maths, of the whole process. Unset: torch's choice."
     )
-    max_batch_tokens: int = Field(
-        default=512,
+    quantization: Literal["int8", "int4"] | None = Field(
+        default=None,
+        description="Quantise the weights of linear maps and experts while they are loaded, to 8 bits in "
+        "groups of 64 or to 4 bits in groups of 32; activations then go through them in 8 bits.",
+    )
+    packed_cache: bool = Field(
+        default=True,
+        description="Keep quantised weights in the user's cache, and map them from there at the next start.",
+    )
+    max_batch_tokens: int | None = Field(
+        default=None,
         ge=1,
         le=2**20,
-        description="The token budget: tokens in one forward pass, prompts and generations together.",
+        description="The token budget: tokens in one forward pass, prompts and generations together. Unset: what "
+        "`fastgen calibrate MODEL` found on this machine, else 512.",
     )
-    max_sequences: int = Field(default=128, ge=1, le=2**16, description="Most sequences running at once.")
+    target_latency: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Milliseconds that a pass may take, by which the token budget is chosen where max_batch_tokens is "
+        "unset. If nothing is known about the model on this machine, it is measured at start, for some seconds.",
+    )
+    max_sequences: int = Field(
+        default=128, ge=1, le=2**16, description="Most sequences running at once; never more than the token budget."
+    )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Most tokens of prompt and answer. Unset: the model's own limit."
     )
     block_size: int = Field(default=16, ge=1, le=1024, description="Tokens in one block of the KV cache.")
+    kv_dtype: Literal["auto", "int8"] = Field(
+        default="auto",
+        description="Number format of the KV cache. auto: the model's dtype. int8: 8 bits, with a scale for every 32 "
+        "components of a key and every 64 of a value: nearly twice as many tokens fit as in bfloat16, nearly four "
+        "times as many as in float32.",
+    )
     num_blocks: int | None = Field(default=None, ge=1, description="Blocks in the KV cache; instead of cache_memory.")
     cache_memory: int | float | str | None = Field(
         default=None,
@@ -82,6 +107,11 @@ class EngineConfig(BaseModel):
         default="fcfs",
         description="Who enters from the waiting queue: first come, longest cached prefix, random, or priority. "
         "A request's priority field goes first in any of them.",
+    )
+    record_passes: bool = Field(
+        default=True,
+        description="On a CPU, record passes of few tokens when their shape comes up again, and replay them without "
+        "Python. For comparisons and debugging it can be turned off.",
     )
     seed: int | None = Field(
         default=None, ge=0, lt=2**63, description="Makes requests without a seed, and queue_order random, repeatable."
@@ -103,6 +133,15 @@ class EngineConfig(BaseModel):
         description="LoRA adapters in peft's format to serve beside the model: {name: directory, or name on the hub}. "
         "A request chooses one by its name here.",
     )
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _quantization(cls, value: Any) -> Any:
+        schemes = ("int8", "int4")
+        if value is not None and value not in schemes:
+            near = did_you_mean(value, schemes) if isinstance(value, str) else ""
+            raise ValueError(f"got {value!r}; there are int8 and int4, and None for none.{near}")
+        return value
 
     @field_validator("cache_memory")
     @classmethod

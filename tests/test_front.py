@@ -27,10 +27,12 @@ import torch
 import fastgen
 from fastgen import api
 from fastgen.core.collector import Collector, ResponseBuilder
+from fastgen.core.loop import CallerGone
 from fastgen.core.plugin import registered
 from fastgen.core.policy import Sequence
 from fastgen.errors import ConfigError, EngineClosedError, InvalidRequestError
 from fastgen.front import ChunkStream, Pipeline
+from fastgen.front.events import Doorbell
 from fastgen.testing.checkpoints import tiny_llama
 from fastgen.testing.scripted import ScriptedEngine
 from fastgen.testing.tokenizers import byte_tokenizer
@@ -434,6 +436,42 @@ def test_an_event_loop_that_went_away_hurts_no_one(pipe: Pipeline, engine: Scrip
     events.close()
     assert pipe("b").text == "x" * 300
     del stream
+
+
+def test_an_event_loop_is_woken_once_for_all_that_is_there() -> None:
+    """Each wake-up is a system call, and a step may have a token for hundreds of streams."""
+    wakes, came, odd = [], [], []
+
+    def from_another_thread(function: Callable[[], None]) -> None:
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join(SECONDS)  # the event loop does nothing meanwhile
+
+    def fail() -> None:
+        raise ArithmeticError
+
+    async def main() -> Doorbell:
+        events, doorbell = asyncio.get_running_loop(), Doorbell.here()
+        assert Doorbell.here() is doorbell
+        wake = events.call_soon_threadsafe
+        events.call_soon_threadsafe = lambda *args: wakes.append(args) or wake(*args)
+        events.set_exception_handler(lambda _, context: odd.append(type(context["exception"])))
+        for round in range(3):
+            from_another_thread(lambda: [doorbell.call(came.append, place) for place in range(100)])
+            from_another_thread(lambda: doorbell.call(fail))
+            from_another_thread(lambda: [doorbell.call(came.append, place) for place in range(100, 200)])
+            assert len(wakes) == round + 1
+            while len(came) < 200 * (round + 1):
+                await asyncio.sleep(0)
+        return doorbell
+
+    doorbell = asyncio.run(main())
+    assert came == [*range(200)] * 3
+    assert odd == [ArithmeticError] * 3
+    with pytest.raises(CallerGone, match="Event loop is closed"):
+        doorbell.call(came.append, 1)
+    gc.collect()
+    assert not list(Doorbell._of_loops), "a closed loop is not kept"
 
 
 def test_an_async_stream_closed_while_it_begins_runs_nothing(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -11,26 +13,34 @@ from email.message import Message
 from email.parser import Parser
 from importlib.metadata import entry_points, metadata, version
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from packaging.requirements import Requirement
 
 import fastgen
+from fastgen.kernels.cpu import isa
+from fastgen.kernels.cpu.build import BINDING, LIBRARY
+
+
+def build_wheel(repository: Path, source: Path, out: Path, **environment: str) -> Path:
+    """From a copy of what git would hold, without fetching anything."""
+    for name in ("fastgen", "tests", "docs", "plugins"):
+        if (repository / name).is_dir():
+            shutil.copytree(repository / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore"):
+        shutil.copy(repository / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    command += ["--wheel-dir", str(out), str(source)]
+    subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **environment})
+    (built,) = out.glob("*.whl")
+    return built
 
 
 @pytest.fixture(scope="module")
 def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """Built from a copy of what git would hold, without fetching anything."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("fastgen", "tests", "docs", "plugins"):
-        if (repository / name).is_dir():
-            shutil.copytree(repository / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore"):
-        shutil.copy(repository / name, source)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    subprocess.run([*command, "--wheel-dir", str(out), str(source)], check=True, capture_output=True, text=True)
-    (built,) = out.glob("*.whl")
-    return zipfile.ZipFile(built)
+    return zipfile.ZipFile(build_wheel(repository, source, out, FASTGEN_PREBUILD="0"))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +55,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile, reposi
     assert {top for top in tops if not top.endswith(".dist-info")} == {"fastgen"}
     ours = {str(path.relative_to(repository)) for path in (repository / "fastgen").rglob("*.py")}
     assert ours <= names
-    assert {"fastgen/py.typed", "fastgen/bench/workloads/w1.json", "fastgen/bench/workloads/w2.json"} <= names
+    assert {"fastgen/py.typed", *(f"fastgen/bench/workloads/w{number}.json" for number in (1, 2, 3))} <= names
     assert "fastgen/models/conformance.json" in names
     templates = {
         str(path.relative_to(repository)) for path in (repository / "fastgen/cli/plugins/templates").rglob("*.txt")
@@ -53,6 +63,35 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile, reposi
     assert len(templates) > 5
     assert templates <= names
     assert not [name for name in names if "/tests/" in name or name.rpartition("/")[2].startswith("test_")]
+
+
+@pytest.mark.thorough
+def test_wheel_with_compiled_kernels(repository: Path, tmp_path: Path) -> None:
+    """It serves without a compiler, from the kernels it brought."""
+    built = build_wheel(repository, tmp_path / "source", tmp_path / "wheel", FASTGEN_PREBUILD="1")
+    assert built.name.startswith("fastgen-")
+    assert not built.name.endswith("-any.whl")
+    zipfile.ZipFile(built).extractall(tmp_path / "site")
+    brought = {file.name for file in (tmp_path / "site/fastgen/kernels/cpu/prebuilt").iterdir()}
+    levels = [one for one in isa.LEVELS if not one.machines or platform.machine() in one.machines]
+    assert brought == {BINDING, *(LIBRARY.format(level.name) for level in levels)}
+    script = """
+        import torch
+        from fastgen.kernels.cpu.library import library, unavailable
+        from fastgen.kernels.cpu.linear import linear
+        assert unavailable() is None and library().binding is not None
+        x, weight = torch.randn(3, 40), torch.randn(7, 40)
+        torch.testing.assert_close(linear(x, weight, None), x @ weight.T)
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path / "site"),
+        "CXX": "no-compiler",
+        "CC": "no-compiler",
+        "FASTGEN_CACHE": str(tmp_path / "cache"),
+    }
+    subprocess.run([sys.executable, "-c", dedent(script)], check=True, env=environment, cwd=tmp_path)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_wheel_declares_command_and_plugins(wheel: zipfile.ZipFile, repository: Path) -> None:

@@ -70,7 +70,7 @@ def wheels(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of fastgen and of the plugin, built from copies without fetching anything."""
     sources, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheels")
     ignored = shutil.ignore_patterns("__pycache__", ".*cache", ".venv", ".git", "build", "dist")
-    for name in ("fastgen", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("fastgen", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         copy = shutil.copytree if (repository / name).is_dir() else shutil.copy
         copy(repository / name, sources / "core" / name, **({"ignore": ignored} if copy is shutil.copytree else {}))
     shutil.copytree(repository / "plugins" / PLUGIN, sources / "plugin", ignore=ignored)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
+import fastgen
 from fastgen import Engine, SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_model]
@@ -84,3 +86,25 @@ def test_answers_are_sensible(real_model):
         while engine.has_work:
             answer += [output.token_id for output in engine.step()]
     assert "Paris" in engine.tokenizer.decode(answer)
+
+
+@pytest.fixture(scope="module")
+def perplexity(real_model, repository):
+    """A function of the engine's options: the perplexity of some English, in two prompts of 1,536 tokens."""
+    text = (repository / "LICENSE").read_text() + (repository / "docs" / "Parts.md").read_text()
+
+    def measure(**options: object) -> float:
+        with fastgen.pipeline(real_model, device="cpu", num_blocks=128, prefix_caching=False, **options) as pipe:
+            ids = pipe.engine.tokenizer.encode(" ".join(text.split()))
+            pieces = [ids[start : start + 1536] for start in (0, 1536)]
+            calls = [pipe(prompt_token_ids=piece, max_new_tokens=1, prompt_logprobs=0) for piece in pieces]
+        found = [one.logprob for call in calls for one in call.prompt_logprobs if one is not None]
+        assert len(found) == 2 * 1535
+        return math.exp(-sum(found) / len(found))
+
+    return measure
+
+
+def test_perplexity_with_a_cache_of_8_bits(perplexity):
+    whole, short = (perplexity(dtype="float32", kv_dtype=kv_dtype) for kv_dtype in ("auto", "int8"))
+    assert 0 < abs(short / whole - 1) < 0.005

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 import fastgen
@@ -68,6 +70,13 @@ def test_fields_are_laid_over_params():
         ({"max_batch_tokens": True}, "max_batch_tokens"),
         ({"max_batch_tokens": "8"}, "max_batch_tokens"),
         ({"max_batch_tokens": 10**9}, "max_batch_tokens"),
+        ({"max_batch_tokens": "auto"}, "max_batch_tokens"),
+        ({"target_latency": 0}, "target_latency"),
+        ({"target_latency": -1.5}, "target_latency"),
+        ({"target_latency": float("nan")}, "target_latency"),
+        ({"target_latency": float("inf")}, "target_latency"),
+        ({"target_latency": "50"}, "target_latency"),
+        ({"target_latency": True}, "target_latency"),
         ({"max_sequences": 10**9}, "max_sequences"),
         ({"dtype": "int3"}, "dtype"),
         ({"policy": "lifo"}, "policy"),
@@ -106,3 +115,21 @@ def test_a_token_is_never_repeated():
 def test_the_errors_are_public():
     for name in ("CheckpointError", "ConfigError", "InvalidRequestError", "ModelNotFoundError", "PluginError"):
         assert issubclass(getattr(fastgen, name), FastgenError)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        fastgen.Chunk("r", 0, "text", [1, 2], finish_reason="stop", usage=fastgen.Usage(3, 2)),
+        fastgen.StepOutput("r", 1, 5, fastgen.TokenLogprob(5, -0.5, 1), "length", cached_tokens=4),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_comes_by_token_compares_prints_and_travels(one):
+    again = pickle.loads(pickle.dumps(one))
+    assert again == one == eval(repr(one), vars(fastgen))
+    assert again is not one
+    again.index += 1
+    assert again != one
+    with pytest.raises(AttributeError):
+        one.txet = "no other fields"

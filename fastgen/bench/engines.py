@@ -42,7 +42,7 @@ class FastgenEngine:
             self._engine.check(request.prompt, _greedy(request.out, ""))
         steps = _Steps(self._engine, f"bench-{next(self._salts)}")
         lines = drive(steps, workload.requests, clients=workload.clients, tick=tick)
-        return Run(lines, steps.passes(), budget=self._engine.config.max_batch_tokens, cached=steps.cached)
+        return Run(lines, steps.passes(), budget=self._engine.max_batch_tokens, cached=steps.cached)
 
     def close(self) -> None:
         self._engine.close()

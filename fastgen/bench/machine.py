@@ -6,10 +6,11 @@ import os
 import platform
 import time
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import psutil
+
+from fastgen.core.machine import processor
 
 __all__ = ["Meter", "machine"]
 
@@ -17,7 +18,7 @@ __all__ = ["Meter", "machine"]
 def machine(threads: int) -> dict[str, Any]:
     """Processor, cores this process may use, threads, memory in GiB, system, versions, load before the run."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": threads,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -59,15 +60,6 @@ def _own() -> float:
             continue  # it just ended
         total += times.user + times.system
     return total
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _version(distribution: str) -> str | None:

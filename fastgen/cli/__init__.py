@@ -16,6 +16,7 @@ COMMANDS = {
     "models": ("fastgen.cli.models:models", "List the model architectures that can be served."),
     "plugins": ("fastgen.cli.plugins:plugins", "List, check, install and begin plugins."),
     "explain": ("fastgen.cli.explain:explain", "Show how a model would be served, and why."),
+    "calibrate": ("fastgen.cli.calibrate:calibrate", "Choose the token budget for a model on this machine."),
     "bench": ("fastgen.bench.cli:bench", "Measure throughput and latency."),
 }
 

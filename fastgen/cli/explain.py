@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastgen.cli.options import engine_options
 from fastgen.cli.output import print_json, print_table
-from fastgen.config import EngineConfig
+from fastgen.config import EngineConfig, cache_directory
 
 if TYPE_CHECKING:
     from fastgen.core.blueprint import Blueprint
+    from fastgen.core.calibration import Budget
+    from fastgen.core.quant import Quantisation
 
 __all__ = ["explain"]
 
@@ -26,7 +30,7 @@ def explain(model: str, as_json: bool, config: EngineConfig) -> None:
     and not read."""
     from fastgen.core.blueprint import draw
 
-    facts = describe(draw(model, config))
+    facts = describe(draw(model, config), config)
     if as_json:
         print_json(facts)
         return
@@ -45,8 +49,12 @@ def explain(model: str, as_json: bool, config: EngineConfig) -> None:
         click.echo()
 
 
-def describe(drawn: Blueprint) -> dict[str, Any]:
-    """What there is to say, as plain values."""
+def describe(drawn: Blueprint, options: EngineConfig) -> dict[str, Any]:
+    """What there is to say, as plain values.
+
+    Args:
+        options: that the blueprint was drawn with.
+    """
     from fastgen.core.request import model_defaults
 
     config, cache, plugin = drawn.model_config, drawn.cache, drawn.registry.record(drawn.spec.plugin)
@@ -78,6 +86,10 @@ def describe(drawn: Blueprint) -> dict[str, Any]:
             "cache": f"{cache.num_blocks} blocks, {_bytes(cache.total_bytes)} ({cache.reason})",
             "tokens_that_fit": cache.tokens,
         },
+        "passes": {
+            "token_budget": f"{_budget(drawn.budget)} ({drawn.budget.reason})",
+            "policy": options.policy,
+        },
         "kernels": [
             {
                 "operation": choice.need.operation,
@@ -88,6 +100,8 @@ def describe(drawn: Blueprint) -> dict[str, Any]:
             for choice in drawn.kernels.choices
         ],
     }
+    if drawn.quantisation is not None:
+        facts["quantisation"] = _quantisation(drawn.quantisation, drawn.weight_bytes)
     if drawn.loras:
         facts["lora adapters"] = [
             f"{lora.name}: {len(lora.targets)} modules, rank {', '.join(map(str, lora.ranks))}, from {lora.directory}"
@@ -98,6 +112,39 @@ def describe(drawn: Blueprint) -> dict[str, Any]:
     if drawn.warnings:
         facts["warnings"] = drawn.warnings
     return facts
+
+
+def _quantisation(quantisation: Quantisation, weight_bytes: int) -> dict[str, Any]:
+    schemes: dict[str, list[str]] = {}
+    for part in quantisation.parts:
+        for scheme in dict.fromkeys(matrix.scheme for matrix in part.matrices.values()):
+            schemes.setdefault(scheme, []).append(part.path)
+    reasons: dict[str, list[str]] = {}
+    for one in quantisation.kept:
+        reasons.setdefault(one.reason, []).append(one.path)
+    copied = " and, for the head, a copy of the embedding" if quantisation.copies_table else ""
+    return {
+        "scheme": quantisation.scheme,
+        "kernel": ", ".join(quantisation.kernels),
+        **{f"in_{scheme}": _alike(paths) for scheme, paths in schemes.items()},
+        "in_floats": "; ".join(
+            ["embeddings, norms, biases", *(f"{_alike(paths)} ({reason})" for reason, paths in reasons.items())]
+        ),
+        "packed": f"{_bytes(quantisation.bytes_before)} in {quantisation.dtype}{copied} become "
+        f"{_bytes(quantisation.bytes_after)}",
+        "all_weights": f"{_bytes(quantisation.model_bytes_before)} become {_bytes(weight_bytes)}",
+        "kept_in": str(cache_directory() / "packed") if quantisation.keep else "- (packed at each start)",
+    }
+
+
+def _alike(paths: list[str]) -> str:
+    """Paths with a ``*`` for their numbers, each once, with how many there are."""
+    counts = Counter(re.sub(r"\d+", "*", path) for path in paths)
+    return ", ".join(path if count == 1 else f"{path} ({count})" for path, count in counts.items())
+
+
+def _budget(budget: Budget) -> str:
+    return "chosen at start" if budget.pending else str(budget.tokens)
 
 
 def _bytes(count: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fastgen.config import EngineConfig
+from fastgen.core.calibration import Budget, Calibration, Setting, plan_budget
 from fastgen.core.checkpoint import Checkpoint
 from fastgen.core.containers import Decoder
 from fastgen.core.dtypes import FLOATS
@@ -22,7 +23,9 @@ from fastgen.core.layers.layer import building
 from fastgen.core.lora import LoraPlan, plan_loras
 from fastgen.core.plugin import ModelSpec, Registry, registry
 from fastgen.core.plugin.specs import describe_error, format_error
+from fastgen.core.quant import Quantisation, plan_quantisation
 from fastgen.core.runtime.kv_cache import CachePlan, plan_cache
+from fastgen.core.setting import setting_of
 from fastgen.core.source import ModelFiles, resolve
 from fastgen.core.weights import Placement
 from fastgen.errors import ConfigError, FastgenError, PluginError
@@ -54,9 +57,14 @@ class Blueprint:
     dtype: torch.dtype
     dtype_reason: str
     max_model_len: int
+    quantisation: Quantisation | None
+    """What is packed while weights are loaded."""
     weight_bytes: int
-    """Bytes the loaded weights take, adapters included."""
+    """Bytes the loaded weights take, packed ones as they are packed, adapters included."""
     cache: CachePlan
+    setting: Setting
+    """What the time of a pass depends on."""
+    budget: Budget
     warnings: list[str]
 
 
@@ -83,9 +91,13 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     warnings += [*doubts, *checkpoint.warnings, *remarks]
     implementations, broken = _implementations(plugins)
     warnings += [f"kernel {name} for {operation} is left out: {reason}" for operation, name, reason in broken]
-    kernels = KernelTable(device.type, str(dtype).removeprefix("torch."), implementations, broken)
+    dtype_name = str(dtype).removeprefix("torch.")
+    kernels = KernelTable(device.type, dtype_name, implementations, broken, kv_dtype=config.kv_dtype)
     skeleton = _build(spec, parts.build, model_config, dtype)
     warnings += skeleton.remarks
+    quantisation = None
+    if config.quantization is not None:
+        quantisation = plan_quantisation(skeleton, config.quantization, kernels, keep=config.packed_cache)
     skeleton.bind(kernels)
     placements = place(skeleton, weights, model_config, checkpoint, shapes)
     loras = plan_loras(
@@ -103,6 +115,7 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     weight_bytes = sum(p.numel() * p.element_size() for p in skeleton.parameters())  # some stay in float32
     weight_bytes += sum(lora.parameters for lora in loras) * dtype.itemsize
     cache = plan_cache(skeleton, config, dtype, device, max_model_len=max_model_len, weight_bytes=weight_bytes)
+    setting = setting_of(files, spec.plugin, kernels, dtype, device, config)
     return Blueprint(
         files=files,
         registry=plugins,
@@ -118,8 +131,11 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
         dtype=dtype,
         dtype_reason=dtype_reason,
         max_model_len=max_model_len,
+        quantisation=quantisation,
         weight_bytes=weight_bytes,
         cache=cache,
+        setting=setting,
+        budget=plan_budget(config, Calibration.remembered(setting)),
         warnings=warnings,
     )
 

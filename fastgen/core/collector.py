@@ -19,6 +19,17 @@ class Collector:
     that ended the answer as a stop id gives no text, like a stop string, unless ``include_stop``.
     """
 
+    __slots__ = (
+        "_cached_tokens",
+        "_completion_tokens",
+        "_logprobs",
+        "_params",
+        "_prompt_token_ids",
+        "_request_id",
+        "_streams",
+        "_tokenizer",
+    )
+
     def __init__(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, tokenizer: Tokenizer | None
     ) -> None:
@@ -36,24 +47,23 @@ class Collector:
         self._params = params
         self._logprobs = params.logprobs
         self._tokenizer = tokenizer
-        self._streams = [self._text_stream() for _ in range(params.n)]
-        self._open = set(range(params.n))
+        self._streams = {index: self._text_stream() for index in range(params.n)}  # of the open choices
         self._completion_tokens = 0
         self._cached_tokens = 0
 
     @property
     def finished(self) -> bool:
         """Whether every choice has ended; the last chunk carried the usage."""
-        return not self._open
+        return not self._streams
 
     def is_open(self, index: int) -> bool:
         """Whether a choice goes on."""
-        return index in self._open
+        return index in self._streams
 
     def take(self, output: StepOutput) -> Chunk | None:
         """The chunk for one output; ``None`` if its choice had ended before (by a stop string the engine knows not)."""
         index, token, reason = output.index, output.token_id, output.finish_reason
-        if index not in self._open:
+        if index not in self._streams:
             return None
         if index == 0:  # the others share its prompt
             self._cached_tokens = output.cached_tokens
@@ -79,7 +89,7 @@ class Collector:
 
     def fail(self, error: str) -> list[Chunk]:
         """Last chunks for the choices still open: something broke, and broke this request alone."""
-        return [self._chunk(index, "", reason="error", error=error) for index in sorted(self._open)]
+        return [self._chunk(index, "", reason="error", error=error) for index in sorted(self._streams)]
 
     def name_tokens(self, entries: list[TokenLogprob | None]) -> list[TokenLogprob | None]:
         """Prompt logprobs with the text of each token."""
@@ -108,7 +118,7 @@ class Collector:
         error: str | None = None,
     ) -> Chunk:
         if reason is not None:
-            self._open.discard(index)
+            self._streams.pop(index, None)
         token_ids = token_ids or []
         self._completion_tokens += len(token_ids)
         logprobs = None
@@ -123,7 +133,7 @@ class Collector:
             finish_reason=reason,
             stop=stop,
             error=error,
-            usage=None if self._open else self._usage(),
+            usage=None if self._streams else self._usage(),
         )
 
     def _usage(self) -> Usage:
@@ -150,6 +160,8 @@ class _Choice:
 
 class ResponseBuilder:
     """Adds up the chunks of one request, in the order they came."""
+
+    __slots__ = ("_choices", "_prompt", "_prompt_token_ids", "_request_id", "_usage", "prompt_logprobs")
 
     def __init__(self, request_id: str, prompt_token_ids: list[int], *, n: int = 1, prompt: str | None = None) -> None:
         self._request_id = request_id

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from fastgen.config import cache_directory
+from fastgen.core.cache_entries import PARTIAL, is_full, locked, sync, tidy
 from fastgen.core.json_file import read_json_object
 from fastgen.core.plugin import CheckpointFormatSpec
 from fastgen.core.weight_files import choose_files
@@ -24,9 +21,7 @@ from fastgen.errors import CheckpointError, FastgenError
 __all__ = ["convert"]
 
 NOTE = "fastgen.json"
-_LOCK, _PARTIAL = ".lock", ".partial"
 _SAMPLE_BYTES = 2**20
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def convert(source: Path, spec: CheckpointFormatSpec, *, version: str) -> tuple[Path, bool]:
@@ -49,14 +44,14 @@ def convert(source: Path, spec: CheckpointFormatSpec, *, version: str) -> tuple[
         if target.is_dir():
             return target, True
         cache.mkdir(parents=True, exist_ok=True)
-        with _lock(target.with_suffix(_LOCK)):
+        with locked(target):
             if target.is_dir():  # another process was faster
                 return target, True
             _convert(source, spec, target, version)
         with suppress(OSError):  # room that cannot be made free is no reason to fail
-            _tidy(cache, source, target)
+            tidy(cache, lambda entry: entry != target and _source_of(entry) == _path(source))
     except OSError as error:
-        if _is_full(error):
+        if is_full(error):
             raise _disk_full(source, cache) from None
         raise CheckpointError(f"cannot convert {source} into the cache {cache}: {error}") from error
     return target, False
@@ -75,56 +70,6 @@ def _key(source: Path, name: str, version: str) -> str:
     return f"{stem or 'model'}-{digest.hexdigest()[:20]}"
 
 
-@contextmanager
-def _lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Held by one process at a time, and let go when it dies, whatever way; the file is gone afterwards.
-
-    Yields:
-        Whether it is held: always, if ``wait``.
-    """
-    while True:
-        with path.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            if not _is_open(file, path):  # its holder deleted it meanwhile: a lock that nobody else would meet
-                continue
-            try:
-                yield True
-            finally:
-                path.unlink(missing_ok=True)
-            return
-
-
-def _is_open(file: IO[str], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _tidy(cache: Path, source: Path, target: Path) -> None:
-    """Delete what ``target`` supersedes, and what processes that died left behind. What is being converted stays."""
-    for entry in list(cache.iterdir()):
-        superseded = entry != target and _source_of(entry) == _path(source)
-        if superseded or entry.suffix in (_PARTIAL, _LOCK):
-            with _lock(entry.with_suffix(_LOCK), wait=False) as held:
-                if held and entry.suffix != _LOCK:
-                    _delete(entry)
-
-
-def _delete(entry: Path) -> None:
-    """Never seen in part under its own name. An entry that cannot be deleted takes room, and no more."""
-    partial = entry.with_suffix(_PARTIAL)
-    with suppress(OSError):
-        if entry != partial:
-            shutil.rmtree(partial, ignore_errors=True)
-            entry.rename(partial)
-        shutil.rmtree(partial)
-
-
 def _path(source: Path) -> str:
     return os.path.abspath(source)
 
@@ -138,7 +83,7 @@ def _source_of(entry: Path) -> str | None:
 
 
 def _convert(source: Path, spec: CheckpointFormatSpec, target: Path, version: str) -> None:
-    scratch = target.with_suffix(_PARTIAL)
+    scratch = target.with_suffix(PARTIAL)
     shutil.rmtree(scratch, ignore_errors=True)  # of a process that died; the lock says that nobody works on it
     if shutil.disk_usage(target.parent).free < source.stat().st_size:
         raise _disk_full(source, target.parent)
@@ -151,12 +96,12 @@ def _convert(source: Path, spec: CheckpointFormatSpec, target: Path, version: st
         _check(scratch, source, spec)
         note = {"source": _path(source), "format": spec.name, "plugin": spec.plugin, "version": version}
         (scratch / NOTE).write_text(json.dumps(note, indent=2))
-        _sync(scratch)
+        sync(*scratch.rglob("*"), scratch)
         scratch.rename(target)
     except FastgenError:
         raise
     except Exception as error:
-        if _is_full(error):
+        if is_full(error):
             raise _disk_full(source, target.parent) from None
         if isinstance(error, OSError):
             raise
@@ -176,26 +121,6 @@ def _check(directory: Path, source: Path, spec: CheckpointFormatSpec) -> None:
         choose_files(directory)
     except CheckpointError as error:
         raise CheckpointError(f"{by}: {error}") from None
-
-
-def _sync(directory: Path) -> None:
-    """Onto the disk, so that a power cut after the rename leaves no empty files under the final name."""
-    for path in (*directory.rglob("*"), directory):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _is_full(error: BaseException) -> bool:
-    """Whether the disk was full, whichever library says so (safetensors wraps the system's error in its own)."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if (isinstance(seen, OSError) and seen.errno in _FULL) or "No space left on device" in str(seen):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
 
 
 def _disk_full(source: Path, cache: Path) -> CheckpointError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-import sys
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -16,12 +15,15 @@ import torch
 
 from fastgen.config import EngineConfig
 from fastgen.core.blueprint import Blueprint, draw
-from fastgen.core.loading import load_model
+from fastgen.core.calibration import Calibration
+from fastgen.core.loading import load_model, tell
 from fastgen.core.lora import Loras
+from fastgen.core.measuring import Tick, calibrate, calibrate_at_start
 from fastgen.core.policy import Outcome, Scheduler, Sequence, policy_named
 from fastgen.core.processors import PluginProcessors
-from fastgen.core.request import Limits, Sampling, model_defaults, resolve
+from fastgen.core.request import Limits, Sampling, resolve
 from fastgen.core.runtime.choice import Choice, choice_of
+from fastgen.core.runtime.graphs import RecordedPasses
 from fastgen.core.runtime.kv_cache import KVCache
 from fastgen.core.runtime.ragged import RaggedBatchBuilder
 from fastgen.core.runtime.runner import PassResult, Runner
@@ -86,6 +88,7 @@ class Engine:
     ) -> None:
         self.config, self.blueprint, self.tokenizer = config, blueprint, tokenizer
         self.max_model_len = blueprint.max_model_len
+        self.max_batch_tokens = blueprint.budget.tokens
         cache = KVCache(model, blueprint.cache, blueprint.dtype, blueprint.device)
         rows = model.head.vocab_rows
         self.limits = Limits(
@@ -96,7 +99,7 @@ class Engine:
             loras=tuple(plan.name for plan in blueprint.loras),
         )
         policy = policy_named(config.policy)
-        budget = policy.budget(config.max_batch_tokens, self.limits.most_tokens, config.max_sequences)
+        budget = policy.budget(self.max_batch_tokens, self.limits.most_tokens, config.max_sequences)
         running = min(config.max_sequences, budget)
         builder = RaggedBatchBuilder(
             max_tokens=budget,
@@ -106,7 +109,11 @@ class Engine:
             device=blueprint.device,
             caches=cache.layers,
         )
-        self.runner = Runner(model, builder, Sampler(valid_rows=self.limits.valid_ids), loras)
+        # LoRA's rows are told to the layers beside the batch: such a pass cannot be recorded.
+        record = config.record_passes and loras is None
+        passes = RecordedPasses(model, blueprint.kernels) if record else model
+        argmax = blueprint.kernels.choose("argmax", size=self.limits.valid_ids)
+        self.runner = Runner(passes, builder, Sampler(valid_rows=self.limits.valid_ids, argmax=argmax), loras)
         self.scheduler = Scheduler(
             num_blocks=blueprint.cache.num_blocks,
             block_size=config.block_size,
@@ -135,7 +142,7 @@ class Engine:
 
         Args:
             config: engine options; or give them as keywords.
-            progress: show bars while files are fetched and read, and the size of the cache, on standard error.
+            progress: show bars while files are fetched and read, and what was decided, on standard error.
 
         Raises:
             FastgenError: with what is wrong with the name, the files, the options or the plugin.
@@ -154,19 +161,18 @@ class Engine:
             Tokenizer.load(files, trust_remote_code=config.trust_remote_code) if Tokenizer.is_in(files) else None
         )
         loras = Loras(blueprint.loras, blueprint.device) if blueprint.loras else None
-        engine = cls(blueprint, config, load_model(blueprint, loras, progress=progress), tokenizer, loras)
-        cache = blueprint.cache
-        told = (
-            f"KV cache: {cache.num_blocks:,} blocks of {cache.block_size} tokens, {cache.total_bytes / 2**30:.2f} GiB"
-        )
-        if progress:
-            print(f"{told} ({cache.reason})", file=sys.stderr)
-        logger.info("%s (%s)", told, cache.reason)
-        for lora in blueprint.loras:
-            logger.info("LoRA adapter %r: %d modules, from %s", lora.name, len(lora.targets), lora.directory)
-        if defaults := model_defaults(blueprint.generation_config):
-            logger.info("requests that leave these open take them from generation_config.json: %s", defaults)
-        return engine
+        loaded = load_model(blueprint, loras, progress=progress)
+        if blueprint.budget.pending:
+            blueprint = calibrate_at_start(
+                lambda b, c: cls(b, c, loaded, None, loras), blueprint, config, progress=progress
+            )
+        tell(blueprint, progress=progress)
+        return cls(blueprint, config, loaded, tokenizer, loras)
+
+    def calibrate(self, *, tick: Tick | None = None) -> Calibration:
+        """Measure the throughput curve of the model, as `measuring.calibrate` does; only while nothing runs."""
+        model, loras = self._model, self.runner.loras
+        return calibrate(lambda b, c: type(self)(b, c, model, None, loras), self.blueprint, self.config, tick=tick)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -318,7 +324,8 @@ class Engine:
     def _outputs(self, outcomes: list[Outcome], result: PassResult) -> list[StepOutput]:
         logprobs, errors = result.logprobs, result.errors
         outputs = []
-        for sequence, token, reason in outcomes:
+        for outcome in outcomes:
+            sequence, token, reason = outcome.sequence, outcome.token, outcome.finish_reason
             choice = choice_of(sequence)
             scores = None
             if token is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -10,13 +13,17 @@ from fastgen.core.checkpoint import check_memory
 from fastgen.core.containers import Decoder
 from fastgen.core.layers.layer import building
 from fastgen.core.lora import Loras
+from fastgen.core.quant import Packing
+from fastgen.core.request import model_defaults
 from fastgen.core.weights import load
 
-__all__ = ["load_model"]
+__all__ = ["load_model", "tell"]
+
+logger = logging.getLogger("fastgen")
 
 
 def load_model(blueprint: Blueprint, loras: Loras | None = None, *, progress: bool = False) -> Decoder:
-    """Build the model on its device and fill it, one tensor in memory at a time.
+    """Build the model on its device and fill it, one tensor in memory at a time; quantise it meanwhile, if asked to.
 
     Args:
         loras: adapters to put into it.
@@ -30,6 +37,12 @@ def load_model(blueprint: Blueprint, loras: Loras | None = None, *, progress: bo
     parts = blueprint.spec.load()
     with building(blueprint.dtype, blueprint.device):
         model = parts.build(blueprint.model_config)
+    placements = blueprint.placements
+    packing = None
+    if blueprint.quantisation is not None:
+        name = blueprint.files.name
+        packing = Packing(blueprint.quantisation, model, blueprint.model_config, blueprint.checkpoint, name=name)
+        placements = packing.begin(placements)
     with Progress(
         TextColumn("loading weights"),
         BarColumn(),
@@ -39,17 +52,40 @@ def load_model(blueprint: Blueprint, loras: Loras | None = None, *, progress: bo
         disable=not progress,
         console=Console(stderr=True),
     ) as bar:
-        task = bar.add_task("load", total=blueprint.checkpoint.total_bytes)
+        total = sum(blueprint.checkpoint.tensors[placement.name].nbytes for placement in placements)
+        task = bar.add_task("load", total=total)
         load(
             model,
-            blueprint.placements,
+            placements,
             blueprint.model_config,
             blueprint.checkpoint,
             loaded=lambda done: bar.advance(task, done),
+            filled=packing.filled if packing is not None else lambda _path: None,
         )
+    if packing is not None:
+        packing.end()
     if loras is not None:
         loras.attach(model, blueprint.dtype)
     model.bind(blueprint.kernels)
     model.eval()
     model.loaded()
     return model
+
+
+def tell(blueprint: Blueprint, *, progress: bool = False) -> None:
+    """Log what was decided; the sizes go to standard error too if ``progress`` is shown."""
+    cache, budget = blueprint.cache, blueprint.budget
+    for told, reason in (
+        (
+            f"KV cache: {cache.num_blocks:,} blocks of {cache.block_size} tokens, {cache.total_bytes / 2**30:.2f} GiB",
+            cache.reason,
+        ),
+        (f"token budget: {budget.tokens:,} tokens a pass", budget.reason),
+    ):
+        logger.info("%s (%s)", told, reason)
+        if progress:
+            print(f"{told} ({reason})", file=sys.stderr)
+    for lora in blueprint.loras:
+        logger.info("LoRA adapter %r: %d modules, from %s", lora.name, len(lora.targets), lora.directory)
+    if defaults := model_defaults(blueprint.generation_config):
+        logger.info("requests that leave these open take them from generation_config.json: %s", defaults)

@@ -88,19 +88,26 @@ def load(
     source: TensorSource,
     *,
     loaded: Callable[[int], None] = lambda _bytes: None,
+    filled: Callable[[str], None] = lambda _path: None,
 ) -> None:
     """Fill a model as planned, each tensor straight into its place.
 
     Args:
         loaded: told the bytes of every tensor read, for a progress bar.
+        filled: told the path of every layer, once the last of its places is filled.
     """
     layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
     where = {placement.name: placement.destination for placement in placements}
+    empty = {path: set(layer.want()) for path, layer in layers.items()}
     for name, tensor in source.stream(where):
-        layer = layers[where[name].path]
+        path = where[name].path
+        layer = layers[path]
         for (slot, tail), part in parts_of(layer, where[name], tensor, config).items():
             layer.load(slot, tail, part)
+            empty[path].discard((slot, tail))
         loaded(tensor.numel() * tensor.element_size())
+        if not empty[path]:
+            filled(path)
 
 
 def parts_of(layer: Layer, to: Destination, tensor: torch.Tensor, config: Any) -> dict[Want, torch.Tensor]:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from fastgen.core.collector import ResponseBuilder
 from fastgen.core.loop import EngineLoop, Sink, Submission
 from fastgen.errors import EngineClosedError, FastgenError
-from fastgen.front.events import call_soon
+from fastgen.front.events import Doorbell
 from fastgen.front.progress import Bar
 from fastgen.front.prompts import Call
 from fastgen.types import Chunk, Response, TokenLogprob
@@ -22,6 +22,8 @@ Answer = Response | FastgenError
 
 class WholeResponse:
     """A sink that adds a request up and hands over the response, or why there is none."""
+
+    __slots__ = ("_builder", "_done", "tokens")
 
     def __init__(self, builder: ResponseBuilder, done: Callable[[Answer], None]) -> None:
         self._builder = builder
@@ -82,7 +84,7 @@ def answers(loop: EngineLoop, call: Call, *, progress: bool = False) -> list[Res
 
 async def async_answers(loop: EngineLoop, call: Call) -> list[Response]:
     """As ``answers``, in the running event loop. Cancelling aborts what still runs."""
-    running = asyncio.get_running_loop()
+    running, doorbell = asyncio.get_running_loop(), Doorbell.here()
     futures: list[asyncio.Future[Answer]] = [running.create_future() for _ in call.prompts]
 
     def settle(index: int, answer: Answer) -> None:
@@ -91,7 +93,7 @@ async def async_answers(loop: EngineLoop, call: Call) -> list[Response]:
 
     def make_sink(index: int, builder: ResponseBuilder) -> Sink:
         def done(answer: Answer) -> None:
-            call_soon(running, settle, index, answer)
+            doorbell.call(settle, index, answer)
 
         return WholeResponse(builder, done)
 

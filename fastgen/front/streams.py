@@ -13,7 +13,7 @@ from fastgen.core.collector import ResponseBuilder
 from fastgen.core.loop import EngineLoop, Sink, Submission
 from fastgen.errors import EngineClosedError, FastgenError
 from fastgen.front.answers import submissions
-from fastgen.front.events import call_soon
+from fastgen.front.events import Doorbell
 from fastgen.front.prompts import Call
 from fastgen.types import Chunk, Response, TokenLogprob
 
@@ -24,6 +24,8 @@ Event = Chunk | FastgenError
 
 class _Forward:
     """A sink that passes events on, one by one. It does not know the stream, which may be dropped unread."""
+
+    __slots__ = ("_builder", "_put")
 
     def __init__(self, builder: ResponseBuilder, put: Callable[[Event], None]) -> None:
         self._builder = builder
@@ -187,11 +189,11 @@ class AsyncChunkStream(_Stream, AsyncIterator[Chunk]):
 
 
 class _AsyncInbox:
-    """A queue from one thread to one task of an event loop. The loop is woken once, however many events come before
-    the task runs."""
+    """A queue from one thread to one task of an event loop. The task is woken once, however many events come before
+    it runs."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._doorbell = Doorbell.here()
         self._events: deque[Event] = deque()
         self._ready = asyncio.Event()
         self._woken = False
@@ -201,7 +203,7 @@ class _AsyncInbox:
         self._events.append(event)
         if not self._woken:
             self._woken = True
-            call_soon(self._loop, self._ready.set)
+            self._doorbell.call(self._ready.set)
 
     async def get(self) -> Event:
         """The next event, in the task."""

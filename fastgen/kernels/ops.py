@@ -28,7 +28,10 @@ OPERATIONS: Mapping[str, str] = {
     "activation": "activation(x [tokens, hidden], activation name) -> act(x)",
     "experts": "experts(x [tokens, hidden], gate_up [experts, 2 * width, hidden], down [experts, hidden, width], "
     "chosen [tokens, k] int64, weights [tokens, k], activation name) -> the chosen experts' weighted sum",
+    "argmax": "argmax(x [rows, size], of the model's dtype or float32) -> [rows] int64, where the greatest is: the "
+    "first of equals; a NaN is greater than any number",
     "paged_attention": "a PagedAttention: owns the cache layout, writes this pass's keys and values, attends causally",
+    "quantised_linear": "a QuantisedLinear: owns the packed layout, packs a weight, multiplies by it",
 }
 
 
@@ -60,6 +63,10 @@ class Implementation:
     function: Callable[..., Any]
     supports: Callable[[Need], str | None] = anything
     rank: int = 10
+    repeatable: bool = False
+    """Whether all it does is calls of our CPU library and of torch, the same ones for arguments of the same shapes,
+    whatever their values: then a pass may be recorded and replayed without it. The attention's layout may be read only
+    through its tensors."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class KernelTable:
         implementations: in any order; names are unique per operation.
         broken: ``(operation, name, reason)`` of others that cannot even be loaded; never chosen, and listed with the
             rejected.
+        kv_dtype: the format in which keys and values are kept; ``"auto"``: ``dtype``.
 
     Raises:
         PluginError: an implementation of an unknown operation, or two of one name.
@@ -91,10 +99,13 @@ class KernelTable:
         dtype: str,
         implementations: Iterable[Implementation],
         broken: Iterable[tuple[str, str, str]] = (),
+        *,
+        kv_dtype: str = "auto",
     ) -> None:
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.kv_dtype = device, dtype, kv_dtype
         self._broken = tuple(broken)
         self.choices: list[Choice] = []
+        self._unrepeatable: dict[str, None] = {}
         self._known: dict[str, dict[str, Implementation]] = {name: {} for name in OPERATIONS}
         self._shared: dict[Callable[..., Any], Any] = {}
         for one in implementations:
@@ -129,7 +140,13 @@ class KernelTable:
         choice = Choice(need, winner.name, tuple(rejected))
         if choice not in self.choices:
             self.choices.append(choice)
+        if not winner.repeatable:
+            self._unrepeatable[f"the kernel {winner.name!r} for {operation} does not say that it may be"] = None
         return winner.function
+
+    def unrepeatable(self) -> list[str]:
+        """Why passes over the kernels chosen so far may not be recorded; empty if they may."""
+        return list(self._unrepeatable)
 
     def shared(self, factory: Callable[..., Any]) -> Any:
         """What ``factory()`` made, once for all layers (an attention kernel keeps buffers)."""

@@ -19,13 +19,14 @@ class CacheSpec:
     """What one attention layer keeps for each token: ``kv_heads`` keys of ``head_dim`` and values of ``value_dim``.
 
     With ``values_in_keys`` only keys are kept, and the first ``value_dim`` components of a key are its value, as in
-    latent attention.
+    latent attention. ``kv_dtype``: the format they are kept in; ``"auto"``: the model's dtype.
     """
 
     kv_heads: int
     head_dim: int
     value_dim: int
     values_in_keys: bool = False
+    kv_dtype: str = "auto"
 
     @property
     def width(self) -> int:
@@ -80,7 +81,12 @@ class PagedLayout:
 
 
 class PagedAttention(Protocol):
-    """An implementation of the operation ``paged_attention``."""
+    """An implementation of the operation ``paged_attention``.
+
+    One that can keep keys and values in other formats than the model's dtype names all it knows in an attribute,
+    ``kv_dtypes = ("auto", "int8")``, and finds the one wanted in the ``CacheSpec``, and in the need where it is not
+    ``"auto"``.
+    """
 
     def bytes_per_token(self, spec: CacheSpec, dtype: torch.dtype) -> int:
         """Bytes of cache one token takes in one layer."""

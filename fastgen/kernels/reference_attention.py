@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from fastgen.kernels import kv_int8
 from fastgen.kernels.paging import CacheSpec, PagedLayout, Scores
 
 __all__ = ["TorchPagedAttention"]
@@ -29,6 +30,8 @@ class _Pages(NamedTuple):
     keys: torch.Tensor  # [num_blocks, block_size, kv_heads, head_dim]
     values: torch.Tensor | None  # [num_blocks, block_size, kv_heads, value_dim]; None: the keys hold them
     value_dim: int
+    key_scales: torch.Tensor | None = None  # [num_blocks, block_size, kv_heads, groups], where 8 bits are kept
+    value_scales: torch.Tensor | None = None
 
 
 @dataclass
@@ -55,19 +58,27 @@ class _Chunk:
 class TorchPagedAttention:
     """Keys and values lie as ``[num_blocks, block_size, kv_heads, head_dim or value_dim]``."""
 
+    kv_dtypes = ("auto", "int8")
+
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def bytes_per_token(self, spec: CacheSpec, dtype: torch.dtype) -> int:
-        return spec.width * dtype.itemsize
+        return kv_int8.bytes_per_token(spec) if spec.kv_dtype == "int8" else spec.width * dtype.itemsize
 
     def allocate(
         self, spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> _Pages:
         shape = (num_blocks, block_size, spec.kv_heads)
-        keys = _zeros((*shape, spec.head_dim), dtype, device)
-        values = None if spec.values_in_keys else _zeros((*shape, spec.value_dim), dtype, device)
-        return _Pages(keys, values, spec.value_dim)
+        kept = torch.int8 if spec.kv_dtype == "int8" else dtype
+        keys = _zeros((*shape, spec.head_dim), kept, device)
+        values = None if spec.values_in_keys else _zeros((*shape, spec.value_dim), kept, device)
+        if kept == dtype:
+            return _Pages(keys, values, spec.value_dim)
+        key_scales = _zeros((*shape, kv_int8.groups(spec.head_dim, kv_int8.KEY_GROUP)), torch.bfloat16, device)
+        per_value = kv_int8.groups(spec.value_dim, kv_int8.VALUE_GROUP)
+        value_scales = None if values is None else _zeros((*shape, per_value), torch.bfloat16, device)
+        return _Pages(keys, values, spec.value_dim, key_scales, value_scales)
 
     def attend(
         self,
@@ -78,10 +89,10 @@ class TorchPagedAttention:
         layout: PagedLayout,
         scores: Scores,
     ) -> torch.Tensor:
-        cache.keys.flatten(0, 1).index_copy_(0, layout.slots, key)
+        _write(key, layout.slots, cache.keys, cache.key_scales, kv_int8.KEY_GROUP)
         if cache.values is not None:
             assert value is not None
-            cache.values.flatten(0, 1).index_copy_(0, layout.slots, value)
+            _write(value, layout.slots, cache.values, cache.value_scales, kv_int8.VALUE_GROUP)
         plan_key = ("torch", scores.window, scores.slopes)
         work = layout.memo.get(plan_key)
         if work is None:
@@ -97,7 +108,7 @@ class TorchPagedAttention:
     def _decode(self, group: _Decodes, query: torch.Tensor, cache: _Pages, scores: Scores, out: torch.Tensor) -> None:
         count, (heads, dim), kv_heads = len(group.rows), query.shape[1:], cache.keys.shape[2]
         # Masked places may hold whatever an earlier owner left, NaN included, and NaN times zero is NaN.
-        k, v = self._gather(cache, group.blocks, group.padding)
+        k, v = self._gather(cache, group.blocks, query.dtype, group.padding)
         k, v = (t.view(count, -1, kv_heads, t.shape[-1]).transpose(1, 2) for t in (k, v))
         # The heads that share a key are the rows of one small matrix: no copy of keys for each.
         q = query.index_select(0, group.rows).view(count, kv_heads, heads // kv_heads, dim)
@@ -111,7 +122,7 @@ class TorchPagedAttention:
         out.index_copy_(0, group.rows, result.reshape(count, heads, -1))
 
     def _chunk(self, chunk: _Chunk, query: torch.Tensor, cache: _Pages, scores: Scores, out: torch.Tensor) -> None:
-        k, v = (t[: chunk.context] for t in self._gather(cache, chunk.blocks))
+        k, v = (t[: chunk.context] for t in self._gather(cache, chunk.blocks, query.dtype))
         q = query[chunk.first : chunk.last]
         if scores.softcap is not None or scores.slopes is not None or k.shape[2] != v.shape[2]:
             out[chunk.first : chunk.last] = _attend_in_slices(q, k, v, scores)
@@ -123,25 +134,45 @@ class TorchPagedAttention:
         out[chunk.first : chunk.last] = result[0].transpose(0, 1)
 
     def _gather(
-        self, cache: _Pages, blocks: torch.Tensor, padding: torch.Tensor | None = None
+        self, cache: _Pages, blocks: torch.Tensor, dtype: torch.dtype, padding: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The blocks of both, ``[tokens, kv_heads, ...]``, in the kernel's buffers; zeros at ``padding``."""
-        k = self._fetch("keys", cache.keys, blocks, padding)
+        """The blocks of both, ``[tokens, kv_heads, ...]``, mostly in the kernel's buffers; zeros at ``padding``."""
+        k = self._numbers("keys", cache.keys, cache.key_scales, blocks, dtype, padding)
         if cache.values is None:
             return k, k[..., : cache.value_dim]
-        return k, self._fetch("values", cache.values, blocks, padding)
+        return k, self._numbers("values", cache.values, cache.value_scales, blocks, dtype, padding)
 
-    def _fetch(
-        self, name: str, pages: torch.Tensor, blocks: torch.Tensor, padding: torch.Tensor | None
+    def _numbers(
+        self,
+        name: str,
+        pages: torch.Tensor,
+        scales: torch.Tensor | None,
+        blocks: torch.Tensor,
+        dtype: torch.dtype,
+        padding: torch.Tensor | None,
     ) -> torch.Tensor:
+        found = self._fetch(name, pages, blocks)
+        if scales is not None:
+            group = kv_int8.KEY_GROUP if name == "keys" else kv_int8.VALUE_GROUP
+            found = kv_int8.dequantise(found, self._fetch(f"{name}' scales", scales, blocks), group, dtype)
+        return found if padding is None else found.index_fill_(0, padding, 0)
+
+    def _fetch(self, name: str, pages: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
         size = len(blocks) * pages[0].numel()
         held = self._buffers.get(name)
         if held is None or held.numel() < size or held.dtype != pages.dtype or held.device != pages.device:
             held = self._buffers[name] = pages.new_empty(size)
         found = held[:size].view(len(blocks), *pages.shape[1:])
         torch.index_select(pages, 0, blocks, out=found)
-        found = found.flatten(0, 1)
-        return found if padding is None else found.index_fill_(0, padding, 0)
+        return found.flatten(0, 1)
+
+
+def _write(x: torch.Tensor, slots: torch.Tensor, pages: torch.Tensor, scales: torch.Tensor | None, group: int) -> None:
+    """``x [tokens, kv_heads, dim]`` to its slots."""
+    if scales is not None:
+        x, steps = kv_int8.quantise(x, group)
+        scales.flatten(0, 1).index_copy_(0, slots, steps)
+    pages.flatten(0, 1).index_copy_(0, slots, x)
 
 
 def _attend_in_slices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -> torch.Tensor:

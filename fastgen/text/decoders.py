@@ -41,6 +41,10 @@ class Stage:
     def begin(self) -> None:
         """Treat what comes as the middle of a text, not its start."""
 
+    def settled(self) -> bool:
+        """Whether the next token's text depends on nothing that came before: none is held, and the start is past."""
+        return True
+
 
 @cache
 def byte_of_character() -> dict[str, int]:
@@ -68,6 +72,9 @@ class ByteLevel(Stage):
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def settled(self) -> bool:
+        return not self._decoder.getstate()[0]
 
 
 class ByteFallback(Stage):
@@ -101,6 +108,9 @@ class ByteFallback(Stage):
     def flush(self) -> str:
         held, self._held = self._held, b""
         return REPLACEMENT * len(held)
+
+    def settled(self) -> bool:
+        return not self._held
 
     @staticmethod
     def _byte(token: str) -> int | None:
@@ -140,6 +150,9 @@ class StripStart(Stage):
     def begin(self) -> None:
         self._left = 0
 
+    def settled(self) -> bool:
+        return not self._left
+
 
 class Metaspace(Stage):
     """Sentencepiece's ``▁`` is a space, but not in the first token, where the encoder put it in."""
@@ -155,6 +168,9 @@ class Metaspace(Stage):
     def begin(self) -> None:
         self._strip = False
 
+    def settled(self) -> bool:
+        return not self._strip
+
 
 class JoinWithSpaces(Stage):
     """What the library does where a tokenizer has no decoder."""
@@ -169,6 +185,9 @@ class JoinWithSpaces(Stage):
 
     def begin(self) -> None:
         self._first = False
+
+    def settled(self) -> bool:
+        return not self._first
 
 
 class Chain:
@@ -192,6 +211,10 @@ class Chain:
         """Treat what comes as the middle of a text, not its start."""
         for stage in self._stages:
             stage.begin()
+
+    def settled(self) -> bool:
+        """Whether the next token's text depends on nothing that came before."""
+        return all(stage.settled() for stage in self._stages)
 
 
 class Window:
@@ -219,6 +242,10 @@ class Window:
     def flush(self) -> str:
         return self._advance(self._decode(self._ids)) if self._ids else ""
 
+    def settled(self) -> bool:
+        """Never: the piece before is always looked at, too."""
+        return False
+
     def _advance(self, text: str) -> str:
         new = text[len(self._read_text) :]
         self._ids = self._ids[self._read :]
@@ -230,17 +257,32 @@ class Window:
 class IdFilter:
     """A decoder of ids in front of a chain or a window: ids that are to be left out or mean nothing go no further."""
 
-    def __init__(self, inner: Chain | Window, resolve: Callable[[int], Any], skip: frozenset[int]) -> None:
-        """``resolve``: what ``inner`` takes for an id, or ``None``."""
+    __slots__ = ("_inner", "_resolve", "_settled", "_skip", "_texts")
+
+    def __init__(
+        self, inner: Chain | Window, resolve: Callable[[int], Any], skip: frozenset[int], texts: dict[int, str]
+    ) -> None:
+        """
+        Args:
+            resolve: what ``inner`` takes for an id, or ``None``.
+            texts: by id, where the text of it depends on nothing else; filled here, and shared by all decoders that
+                have the same ``inner``, ``resolve`` and ``skip``.
+        """
         self._inner: Any = inner
         self._resolve = resolve
         self._skip = skip
+        self._texts = texts
+        self._settled: bool = inner.settled()
 
     def push(self, token: int, /) -> str:
-        if token in self._skip:
-            return ""
-        resolved = self._resolve(token)
-        return "" if resolved is None else str(self._inner.push(resolved))
+        if self._settled and (text := self._texts.get(token)) is not None:  # most tokens by far
+            return text
+        resolved = None if token in self._skip else self._resolve(token)
+        text = "" if resolved is None else str(self._inner.push(resolved))
+        before, self._settled = self._settled, self._inner.settled()
+        if before and self._settled:
+            self._texts[token] = text
+        return text
 
     def flush(self) -> str:
         return str(self._inner.flush())

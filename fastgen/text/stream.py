@@ -41,6 +41,7 @@ class StopMatcher:
         if "" in stops:
             raise ValueError("an empty stop string is in every text")
         self._patterns = [_Pattern(stop) for stop in stops]
+        self._starts = frozenset(stop[0] for stop in stops)
         self._include = include_stop
         self._held = ""
         self.stop: str | None = None
@@ -50,7 +51,7 @@ class StopMatcher:
         """The text that is certain now, and the stop string if one was completed; after that, nothing comes out."""
         if self.stop is not None:
             return "", self.stop
-        if not self._patterns:
+        if not self._held and self._starts.isdisjoint(text):  # most pieces by far
             return text, None
         text, new = self._held + text, text
         complete = [pattern.stop for pattern in self._patterns if pattern.feed(new)]
@@ -112,6 +113,8 @@ class TextStream:
     Pushing one token at a time tells which token completes a stop string.
     """
 
+    __slots__ = ("_feed", "_matcher")
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -121,18 +124,21 @@ class TextStream:
         skip_special_tokens: bool = True,
     ) -> None:
         self._feed = tokenizer.decoder(skip_special_tokens=skip_special_tokens)
-        self._matcher = StopMatcher(stops, include_stop=include_stop)
+        self._matcher = StopMatcher(stops, include_stop=include_stop) if stops else None
 
     @property
     def stop(self) -> str | None:
         """The stop string that ended the text, if one did."""
-        return self._matcher.stop
+        return None if self._matcher is None else self._matcher.stop
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """The text that is certain now, and the stop string if this token completed one."""
-        return self._matcher.push(self._feed.push(token_id))
+        text = self._feed.push(token_id)
+        return (text, None) if self._matcher is None else self._matcher.push(text)
 
     def finish(self) -> str:
         """Everything still held, at the end of the answer. May yet find a stop string in it, see ``stop``."""
+        if self._matcher is None:
+            return self._feed.flush()
         text, _ = self._matcher.push(self._feed.flush())
         return text + self._matcher.flush()

@@ -40,6 +40,7 @@ class Tokenizer:
         self._used_ids = frozenset(tokenizer.get_vocab().values())
         self._pieces: dict[int, str | None] = {}
         self._texts: dict[int, str] = {}
+        self._settled_texts: dict[bool, dict[int, str]] = {False: {}, True: {}}  # by whether special tokens are skipped
         self._warned_two_bos = False
         self.num_ids = max(self._used_ids, default=-1) + 1
         """The highest id it can decode + 1, added tokens included. Ids below it may be unused."""
@@ -174,9 +175,10 @@ class Tokenizer:
     def decoder(self, *, skip_special_tokens: bool) -> Decoder:
         """A fresh incremental decoder of token ids, for one answer."""
         skip = self._special if skip_special_tokens else frozenset[int]()
+        texts = self._settled_texts[skip_special_tokens]
         if self._new_chain is not None:
-            return IdFilter(self._new_chain(), self._piece, skip)
-        return IdFilter(Window(self._decode_black_box), self._known, skip)
+            return IdFilter(self._new_chain(), self._piece, skip, texts)
+        return IdFilter(Window(self._decode_black_box), self._known, skip, texts)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         def run() -> list[int]:

@@ -426,3 +426,10 @@ def test_broken_kernel_plugins_cost_nobody_a_model(directory, caplog):
     assert "no_such_triton_module" in rejected["gone"]
     assert "KeyError" in rejected["picky"]
     assert "kernel gone for linear is left out" in caplog.text
+
+
+def test_the_sampler_runs_the_kernel_that_was_chosen(directory):
+    engine = load(directory)
+    kernels = engine.blueprint.kernels
+    assert "argmax" in [choice.need.operation for choice in kernels.choices]
+    assert engine.runner.sampler._argmax is kernels.choose("argmax", size=engine.limits.valid_ids)

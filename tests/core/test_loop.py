@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -303,10 +304,10 @@ def test_e8_a_broken_detokenizer_ends_its_own_request(
     loop.submit([bad, good]).result(SECONDS)
     running = loop._requests[bad.request_id].collector
 
-    def broken(token: int) -> tuple[str, str | None]:
+    def broken(token: int) -> str:
         raise ValueError("no such letter")
 
-    monkeypatch.setattr(running._streams[1], "push", broken)
+    monkeypatch.setattr(running._streams[1], "_feed", SimpleNamespace(push=broken))
     gate.set()
     assert recorder(good).wait().text() == "good"
     came = recorder(bad).wait()
@@ -401,7 +402,7 @@ def test_e8_sys_exit_in_the_way_out_ends_its_own_request(loop: EngineLoop, engin
     if where == "sink":
         recorder(bad)._on_chunk = raising(SystemExit(2))
     else:
-        loop._requests[bad.request_id].collector._streams[0].push = raising(SystemExit(2))
+        loop._requests[bad.request_id].collector._streams[0]._feed = SimpleNamespace(push=raising(SystemExit(2)))
     gate.set()
     assert recorder(good).wait().text() == "good"
     assert recorder(bad).wait().chunks[-1].error == "it called sys.exit(2)"

@@ -14,6 +14,8 @@ from fastgen.bench.cli import bench
 from fastgen.bench.engines import POLICIES
 from fastgen.bench.record import Record, Round, Row, WorkloadRecord
 from fastgen.bench.workloads import BUILT_IN
+from fastgen.cli import main
+from fastgen.core import calibration, measuring
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,15 @@ def test_every_command_parses(text: str, tmp_path: Path, monkeypatch: pytest.Mon
         bench.commands[name].make_context(name, arguments)
 
 
+def test_commands_beside_the_benchmarks_parse(text: str) -> None:
+    lines = re.findall(r"^\$ fastgen (calibrate|explain) (.*)$", text, re.MULTILINE)
+    assert {name for name, _ in lines} == {"calibrate", "explain"}
+    for name, arguments in lines:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        command.make_context(name, shlex.split(arguments, comments=True))
+
+
 def test_a_misspelt_option_would_be_noticed() -> None:
     with pytest.raises(click.NoSuchOption):
         bench.commands["serving"].make_context("serving", ["MODEL", "--client", "8"])
@@ -55,6 +66,13 @@ def test_constants(text: str) -> None:
     assert f"{synthetic.FASTGEN_REQUESTS} requests" in text
     assert f"cut at {synthetic.LONGEST_PROMPT:,} tokens" in text
     assert f"*prompt tokens / {measures.Sla().prompt_rate:g}* seconds" in text
+    assert f"reaches {calibration.SATURATED:.0%}".replace("%", " %") in text
+    assert f"where even {calibration.SMALLEST_BUDGET} tokens take longer, it is {calibration.SMALLEST_BUDGET}" in text
+    assert f"that it is flat, it is {calibration.DEFAULT_BUDGET} or the last size" in text
+    assert f"after {measuring.CONTEXT} others" in text
+    assert f"at {calibration.LARGEST_BUDGET:,} tokens" in text
+    assert f"some {measuring.SECONDS:.0f} seconds" in text
+    assert f"up to {measuring.SECONDS_AT_START:.0f} seconds more" in text
     for name in (*BUILT_IN, *POLICIES):
         assert f"`{name}`" in text
     for share in measures.PERCENTILES:

@@ -14,7 +14,15 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from fastgen.core.layers.attention import alibi_slopes
 from fastgen.kernels.paging import CacheSpec, PagedLayout, Scores
-from fastgen.kernels.reference import ACTIVATIONS, add_layer_norm, add_rms_norm, experts, gated_activation, rotary
+from fastgen.kernels.reference import (
+    ACTIVATIONS,
+    add_layer_norm,
+    add_rms_norm,
+    argmax,
+    experts,
+    gated_activation,
+    rotary,
+)
 from fastgen.kernels.reference_attention import TorchPagedAttention
 
 
@@ -51,6 +59,19 @@ def test_activations(name):
     gate, up = torch.randn(2, 4, 16)
     got = gated_activation(torch.cat([gate, up], -1), name)
     torch.testing.assert_close(got, ACT2FN[name](gate) * up, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 5, 128, 255, 256, 300, 1000, 49152])
+def test_argmax_is_the_first_of_equals(size):
+    x = torch.randint(-40, 40, (50, size), generator=torch.Generator().manual_seed(size)).float()
+    x[0, -1] = x[1, size // 2] = x[2, 0] = 99.0
+    x[3, -1] = x[4, 0] = float("nan")
+    x[5, -1] = float("inf")
+    x[6] = -float("inf")
+    x[7, :-1] = -float("inf")
+    for rows in (x, x.bfloat16(), x.half(), x[:, : max(1, size - 1)], x[::2], x.t().contiguous().t()):
+        assert torch.equal(argmax(rows), rows.max(-1).indices)
+        assert argmax(rows).tolist() == rows.float().numpy().argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastgen.text import Detokenizer, Tokenizer
-from fastgen.text.decoders import Window
+from fastgen.text.decoders import IdFilter, Window
 
 Make = Callable[[str], Tokenizer]
 EXACT = ["bytes", "metaspace", "metaspace-never", "none"]
@@ -170,13 +171,36 @@ def real_tokenizer(directory: Path) -> Tokenizer:
 
 
 def test_work_per_token_does_not_grow(plain: Tokenizer) -> None:
-    """What is fed to the decoder is one token, whatever came before."""
+    """What is fed to the decoder is one token, whatever came before; and nothing where its text is known."""
     detokenizer, fed = Detokenizer(plain), []
     chain = detokenizer._feed._inner  # type: ignore[attr-defined]
     push = chain.push
     chain.push = lambda token: fed.append(len(token)) or push(token)
-    detokenizer.push([97] * 5000)
+    assert detokenizer.push([0xC3, 0xA9] * 2500) == "é" * 2500
     assert fed == [1] * 5000
+    assert detokenizer.push([97] * 5000) == "a" * 5000
+    assert len(fed) <= 5001
+
+
+class Forgetful(dict[int, str]):
+    def __setitem__(self, token: int, text: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", EXACT + FALLBACK)
+def test_known_texts_change_nothing(make: Make, kind: str) -> None:
+    """Whatever comes first, in the middle of a character, or after others: as from a decoder that knows no texts."""
+    tokenizer = make(kind)
+    ids = [0xC3, 0xA9, 97, 32, 257] if kind == "bytes" else [3 + 0xC3, 3 + 0xA9, 259, 261, 263, 266, 267, 1, 290, 295]
+    for skip, answer in itertools.product((False, True), itertools.product(ids, repeat=3)):
+        known = tokenizer.decoder(skip_special_tokens=skip)
+        assert isinstance(known, IdFilter)
+        assert tokenizer._new_chain is not None
+        forgetful = IdFilter(tokenizer._new_chain(), known._resolve, known._skip, Forgetful())
+        assert [known.push(token) for token in answer] == [forgetful.push(token) for token in answer]
+        assert known.flush() == forgetful.flush()
+        assert not forgetful._texts
+    assert len(tokenizer._settled_texts[True]) >= len(ids) // 2, "the control: some are known"
 
 
 def test_a_tokenizer_in_plain_python() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -69,18 +70,32 @@ class CachedAttention(nn.Module):
         self.kernel: PagedAttention
 
     def bind(self, kernels: KernelTable) -> None:
-        factory = kernels.choose(
-            "paged_attention",
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            value_dim=self.value_dim,
-            values_in_keys=self.cache_spec.values_in_keys,
-            window=self.scores.window or 0,
-            softcap=self.scores.softcap is not None,
-            alibi=self.scores.slopes is not None,
-        )
-        self.kernel = kernels.shared(factory)
+        """
+        Raises:
+            ConfigError: no kernel serves this attention, or the chosen one does not know the cache's format.
+        """
+        sizes: dict[str, int | str] = {
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "value_dim": self.value_dim,
+            "values_in_keys": self.cache_spec.values_in_keys,
+            "window": self.scores.window or 0,
+            "softcap": self.scores.softcap is not None,
+            "alibi": self.scores.slopes is not None,
+        }
+        if kernels.kv_dtype != "auto":
+            sizes["kv_dtype"] = kernels.kv_dtype
+        self.kernel = kernels.shared(kernels.choose("paged_attention", **sizes))
+        self.cache_spec = replace(self.cache_spec, kv_dtype=kernels.kv_dtype)
+        known = getattr(self.kernel, "kv_dtypes", ("auto",))
+        if kernels.kv_dtype not in known:
+            chosen = next(one.chosen for one in kernels.choices if one.need.sizes == sizes)
+            raise ConfigError(
+                f"kv_dtype: the attention kernel {chosen!r} cannot keep keys and values in {kernels.kv_dtype} "
+                f"(it knows: {', '.join(known)}). Choose one of these, or leave the kernel's plugin out "
+                f"(FASTGEN_DISABLE_PLUGINS)."
+            )
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """``query [tokens, heads, head_dim]``, ``key [tokens, kv_heads, head_dim]``, ``value [tokens, kv_heads,

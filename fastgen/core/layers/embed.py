@@ -57,7 +57,9 @@ class Embed(nn.Module):
     ) -> None:
         super().__init__()
         self.tokens, self.positions = tokens, positions
-        self.position_offset, self.scale = position_offset, scale
+        self.position_offset = position_offset
+        # Rounded as the checkpoint's training rounded it: to the model's dtype, first.
+        self.scale = None if scale is None else _rounded(scale, tokens.weight.dtype)
 
     @property
     def vocab_rows(self) -> int:
@@ -66,11 +68,16 @@ class Embed(nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         stream: torch.Tensor = self.tokens(batch.ids)
-        if self.scale is not None:  # rounded as the checkpoint's training rounded it: to the model's dtype, first
-            stream = stream * torch.tensor(self.scale, dtype=stream.dtype).item()
+        if self.scale is not None:
+            stream = stream * self.scale
         if self.positions is not None:
             stream = stream + self.positions(batch.positions + self.position_offset)
         return stream
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    with torch.device("cpu"):
+        return torch.tensor(number, dtype=dtype).item()
 
 
 class Head(nn.Module):
@@ -97,20 +104,35 @@ class Head(nn.Module):
         self.proj = None if tied else Linear(tokens.width, tokens.rows, bias=bias)
         self.scale, self.softcap = scale, softcap
         self._table = (tokens,)  # in a tuple: the table is the embedding's part, not ours
+        self.weight: nn.Parameter | None = None
         self._linear: Callable[..., torch.Tensor]
+        self._substitute: Callable[..., torch.Tensor] | None = None
 
     @property
     def vocab_rows(self) -> int:
         """Rows of logits."""
         return self._table[0].rows
 
+    @property
+    def tied(self) -> Table | None:
+        """The table that the logits come from, if it is the embedding's."""
+        return self._table[0] if self.proj is None else None
+
+    def substitute(self, weight: torch.Tensor, linear: Callable[..., torch.Tensor]) -> None:
+        """Take the logits from a copy of the embedding's table in another form, by which ``linear(x, weight, None)``
+        multiplies, whatever is bound later. The look-up of ids keeps the table."""
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._substitute = linear
+
     def bind(self, kernels: KernelTable) -> None:
         table = self._table[0]
-        self._linear = kernels.choose("linear", in_features=table.width, out_features=table.rows)
+        self._linear = self._substitute or kernels.choose("linear", in_features=table.width, out_features=table.rows)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        table = self._table[0]
-        logits = self._linear(hidden, table.weight, None) if self.proj is None else self.proj(hidden)
+        if self.proj is not None:
+            logits = self.proj(hidden)
+        else:
+            logits = self._linear(hidden, self._table[0].weight if self.weight is None else self.weight, None)
         if self.scale is not None:
             logits = logits * self.scale
         if self.softcap:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from fastgen.core.layers.layer import Layer, Want, parameter
 from fastgen.kernels.ops import KernelTable
@@ -23,6 +24,9 @@ class Linear(Layer):
         bias: whether every slot has one.
     """
 
+    precise = False
+    """Whether so much hangs on its outputs that no quantisation touches it: a router's, a gate's."""
+
     def __init__(self, in_features: int, out: int | Mapping[str, int], *, bias: bool = False) -> None:
         super().__init__()
         self.slots = {"": out} if isinstance(out, int) else dict(out)
@@ -30,6 +34,7 @@ class Linear(Layer):
         self.weight = parameter(self.out_features, in_features)
         self.bias = parameter(self.out_features) if bias else None
         self._linear: Callable[..., torch.Tensor]
+        self._substitute: Callable[..., torch.Tensor] | None = None
 
     def want(self) -> dict[Want, tuple[int, ...]]:
         wanted: dict[Want, tuple[int, ...]] = {}
@@ -45,8 +50,15 @@ class Linear(Layer):
         whole: torch.Tensor = getattr(self, tail)
         return whole.narrow(0, start, self.slots[slot])
 
+    def substitute(self, weight: torch.Tensor, linear: Callable[..., torch.Tensor]) -> None:
+        """Keep the weight in another form, by which ``linear(x, weight, bias)`` multiplies, whatever is bound later."""
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._substitute = linear
+
     def bind(self, kernels: KernelTable) -> None:
-        self._linear = kernels.choose("linear", in_features=self.in_features, out_features=self.out_features)
+        self._linear = self._substitute or kernels.choose(
+            "linear", in_features=self.in_features, out_features=self.out_features
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._linear(x, self.weight, self.bias)

@@ -45,6 +45,7 @@ class Experts(Layer):
         self.gate_up = parameter(count, 2 * width, hidden)
         self.down = parameter(count, hidden, width)
         self._experts: Callable[..., torch.Tensor]
+        self._substitute: Callable[..., torch.Tensor] | None = None
 
     def want(self) -> dict[Want, tuple[int, ...]]:
         wanted: dict[Want, tuple[int, ...]] = {}
@@ -72,8 +73,14 @@ class Experts(Layer):
             for expert, part in enumerate(parts)
         }
 
+    def substitute(self, gate_up: torch.Tensor, down: torch.Tensor, experts: Callable[..., torch.Tensor]) -> None:
+        """Keep the weights in another form, which ``experts`` (as the operation) takes, whatever is bound later."""
+        self.gate_up = nn.Parameter(gate_up, requires_grad=False)
+        self.down = nn.Parameter(down, requires_grad=False)
+        self._substitute = experts
+
     def bind(self, kernels: KernelTable) -> None:
-        self._experts = kernels.choose(
+        self._experts = self._substitute or kernels.choose(
             "experts", experts=self.count, hidden=self.hidden, width=self.width, activation=self.activation
         )
 
@@ -104,6 +111,7 @@ class MoE(nn.Module):
         if not 1 <= top_k <= experts.count:
             raise ConfigError(f"config.json: each token visits {top_k} of {experts.count} experts, which cannot be")
         self.router, self.experts, self.top_k, self.normalise = router, experts, top_k, normalise
+        router.precise = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, chosen = self.router(x).softmax(-1, dtype=torch.float32).topk(self.top_k, -1)
@@ -120,6 +128,8 @@ class SharedExpert(nn.Module):
     def __init__(self, routed: nn.Module, shared: MLP, gate: Linear | None = None) -> None:
         super().__init__()
         self.routed, self.shared, self.gate = routed, shared, gate
+        if gate is not None:
+            gate.precise = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         common: torch.Tensor = self.shared(x)

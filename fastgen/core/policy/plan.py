@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from fastgen.core.policy.sequence import Sequence
 from fastgen.types import FinishReason
@@ -42,7 +41,8 @@ class Plan:
         self.num_tokens += count
 
 
-class Outcome(NamedTuple):
+@dataclass(slots=True)  # neither frozen nor a tuple, which take longer to make: there is one for each token
+class Outcome:
     """What a pass meant for one sequence: a token, the end, or both."""
 
     sequence: Sequence

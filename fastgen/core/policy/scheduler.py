@@ -222,11 +222,11 @@ class Scheduler:
         renewing: list[Sequence] = []
         regroup = bool(residents.reading or self._aborting)
         for seq, count in zip(plan.sequences, plan.counts, strict=True):
-            known = seq.tokens
+            known, length = seq.tokens, len(seq.tokens)
             seq.num_computed = computed = seq.num_computed + count
             reason: FinishReason | None = None
             failed = False
-            if computed == len(known):
+            if computed == length:
                 token = next(sampled)
                 failed = token is None
                 if seq.aborted:
@@ -235,11 +235,12 @@ class Scheduler:
                     reason = "error"
                 else:
                     known.append(token)
-                    if token in seq.stop_ids and len(known) - seq.num_prompt > seq.min_tokens:
+                    length += 1
+                    if token in seq.stop_ids and length - seq.num_prompt > seq.min_tokens:
                         seq.stop, reason = token, "stop"
-                    elif len(known) >= seq.max_tokens:
+                    elif length >= seq.max_tokens:
                         reason = "length"
-                    elif len(known) == seq.renew_at:
+                    elif length == seq.renew_at:
                         renewing.append(seq)
                 outcomes.append(Outcome(seq, token, reason))
             # What a failed row computed is not to be trusted (NaN), so the cache never sees it.

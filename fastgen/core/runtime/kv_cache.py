@@ -54,6 +54,7 @@ def plan_cache(
     size = config.block_size
     per_token = sum(a.kernel.bytes_per_token(a.cache_spec, dtype) for a in model.attentions())
     per_block = per_token * size
+    note = "" if config.kv_dtype == "auto" else f"; keys and values in {config.kv_dtype}"
     free = max(0, available_memory(device) - weight_bytes)
     if config.num_blocks is not None:
         if config.num_blocks * per_block > free:
@@ -61,7 +62,7 @@ def plan_cache(
                 f"num_blocks: {config.num_blocks} blocks take {_gib(config.num_blocks * per_block)}, and beside the "
                 f"weights {_gib(free)} are free: room for {free // per_block} blocks"
             )
-        return CachePlan(config.num_blocks, size, per_block, "num_blocks as asked")
+        return CachePlan(config.num_blocks, size, per_block, f"num_blocks as asked{note}")
     allowed, reason = _allowed_bytes(config.cache_memory, free, device)
     most = config.max_sequences * -(-max_model_len // size)
     blocks = allowed // per_block
@@ -71,8 +72,9 @@ def plan_cache(
             f"are allowed ({reason}). Give more cache_memory, or free some memory."
         )
     if blocks > most:
-        return CachePlan(most, size, per_block, f"all that {config.max_sequences} full-length sequences can use")
-    return CachePlan(blocks, size, per_block, reason)
+        reason = f"all that {config.max_sequences} full-length sequences can use"
+        return CachePlan(most, size, per_block, f"{reason}{note}")
+    return CachePlan(blocks, size, per_block, f"{reason}{note}")
 
 
 def _allowed_bytes(memory: float | str | None, free: int, device: torch.device) -> tuple[int, str]:

@@ -18,7 +18,6 @@ from torch import Tensor
 __all__ = [
     "Candidates",
     "add_bias_",
-    "best",
     "candidate_width",
     "candidates",
     "draw",
@@ -38,7 +37,6 @@ _MASKED = float("-inf")
 _SHIFT_BELOW = 1e-2
 _SHIFT_ABOVE = 1e30
 _LARGE_K = 1024  # above this a sort of the row is faster than a selection
-_STRIPE = 128  # columns whose maximum is taken in one go
 _DRAW_BLOCK = 512  # columns whose weights are added up before a token is looked for among them
 _UNSURE = 1e-6  # of all probability: what float32 sums in another order may differ by, with room to spare
 
@@ -48,25 +46,6 @@ def rows_at_once(logits: Tensor) -> int:
     CPU, 256 MB on a GPU."""
     elements = 2**21 if logits.device.type == "cpu" else 2**26
     return max(1, elements // logits.shape[1])
-
-
-def best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of each row of ``logits [rows, vocab]`` and its id, int64, the lowest of equals. NaN counts as the
-    largest. As ``logits.max(-1)``, which on a CPU takes ten times as long, because it carries indices along."""
-    vocab = logits.shape[1]
-    stripes = vocab // _STRIPE
-    if logits.device.type != "cpu" or stripes < 2:
-        peaks, ids = logits.max(-1)
-        return peaks, ids
-    whole = torch.unflatten(logits[:, : stripes * _STRIPE], 1, (stripes, _STRIPE))
-    stripe = whole.amax(-1).max(-1).indices
-    inside = whole[torch.arange(len(logits)), stripe].max(-1)
-    peaks, ids = inside.values, inside.indices + stripe * _STRIPE
-    if stripes * _STRIPE < vocab:
-        rest = logits[:, stripes * _STRIPE :].max(-1)
-        later = (rest.values > peaks) | (rest.values.isnan() & ~peaks.isnan())
-        peaks, ids = peaks.where(~later, rest.values), ids.where(~later, rest.indices + stripes * _STRIPE)
-    return peaks, ids
 
 
 def add_bias_(scores: Tensor, rows: Tensor, ids: Tensor, bias: Tensor) -> None:
@@ -147,7 +126,7 @@ def nucleus_widths(vocab: int) -> list[int]:
 
 def total_weight(scores: Tensor) -> Tensor:
     """float64 ``[rows]``: the sum of exp(score - the row's best score)."""
-    weights = (scores - best(scores)[0][:, None]).exp_()
+    weights = (scores - scores.amax(-1, keepdim=True)).exp_()
     blocks = weights.shape[1] // _DRAW_BLOCK  # sums in float32 are fast, and exact enough as long as they are short
     whole = torch.unflatten(weights[:, : blocks * _DRAW_BLOCK], 1, (blocks, _DRAW_BLOCK)).sum(-1)
     return whole.sum(-1, dtype=torch.float64) + weights[:, blocks * _DRAW_BLOCK :].sum(-1, dtype=torch.float64)

@@ -47,13 +47,15 @@ class _Buffer:
         self._host = torch.zeros(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._tensor = self._host if device.type == "cpu" else torch.zeros(shape, dtype=torch.int64, device=device)
         self.array = self._host.numpy()
+        self._taken = self._tensor  # as often as not, a pass takes as many as the one before
 
     def take(self, count: int) -> torch.Tensor:
         """The first ``count`` along the last dimension, as they are in the array now."""
-        taken = self._tensor[..., :count]
+        if self._taken.shape[-1] != count:
+            self._taken = self._tensor[..., :count]
         if self._tensor is not self._host:
-            taken.copy_(self._host[..., :count], non_blocking=True)
-        return taken
+            self._taken.copy_(self._host[..., :count], non_blocking=True)
+        return self._taken
 
 
 class _BlockTables:
@@ -65,7 +67,8 @@ class _BlockTables:
         self.by_slot = np.zeros((max_sequences, max_blocks), dtype=np.int64)
         self._by_row = torch.zeros((max_sequences, max_blocks), dtype=torch.int64, device=device)
         self._version = np.zeros(max_sequences, dtype=np.int64)  # by slot: counts its changes
-        self._row_holds = np.full((2, max_sequences), -1, dtype=np.int64)  # by row: slot and version
+        self._row_slots = np.full(max_sequences, -1, dtype=np.int64)  # by row: whose blocks it holds ...
+        self._row_versions = np.zeros(max_sequences, dtype=np.int64)  # ... as of which version
         self._used = 0  # columns that ever held a block
 
     def update(self, plan: Plan) -> None:
@@ -83,13 +86,29 @@ class _BlockTables:
     def take(self, slots: NDArray[np.int64], width: int) -> torch.Tensor:
         """The first ``width`` blocks of these slots, ``[len(slots), width]``."""
         count = len(slots)
-        wanted = np.stack((slots, self._version[slots]))
-        rows = np.flatnonzero((self._row_holds[:, :count] != wanted).any(0))
-        if len(rows):
-            self._row_holds[:, rows] = wanted[:, rows]
+        versions = self._version[slots]
+        stale = (self._row_slots[:count] != slots) | (self._row_versions[:count] != versions)
+        if stale.any():
+            rows = stale.nonzero()[0]
+            self._row_slots[rows], self._row_versions[rows] = slots[rows], versions[rows]
             new = torch.from_numpy(self.by_slot[slots[rows], : self._used]).to(self._by_row.device)
             self._by_row[:, : self._used].index_copy_(0, torch.from_numpy(rows).to(new.device), new)
         return self._by_row[:count, :width]
+
+
+@dataclass(eq=False, slots=True)
+class _Composition:
+    """Who runs in a pass, and how many tokens of each: what follows from that alone."""
+
+    slots: list[int]
+    """Of each sequence: until another one is admitted, they tell who it is."""
+    counts: list[int]
+    starts: list[int]
+    slot_array: NDArray[np.int64]
+    slot_of: NDArray[np.int64]
+    """Of each token's sequence."""
+    prompts: NDArray[np.int64]
+    """``num_prompt`` of each sequence."""
 
 
 class RaggedBatchBuilder:
@@ -125,6 +144,7 @@ class RaggedBatchBuilder:
         self._rows = _Buffer(max_tokens + max_sequences, device=device)
         self._lengths = _Buffer(max_sequences, device=device)
         self._spans = _Buffer(3, max_sequences, device=device)
+        self._last = self._compose(Plan(), [])
 
     def build(self, plan: Plan, scores: Callable[[Sequence], bool]) -> RaggedBatch:
         """The tensors of ``plan``, whose sequences all have a slot and the blocks they need.
@@ -134,34 +154,30 @@ class RaggedBatchBuilder:
         """
         self._tables.update(plan)
         sequences, n, tokens = plan.sequences, len(plan.sequences), plan.num_tokens
-        for sequence in plan.admitted:
-            self._prompts[sequence.slot] = sequence.num_prompt, sequence.regime_length
-        starts, counts, contexts = self._spans.array[:, :n]
-        counts[:] = plan.counts
-        computed = np.array([sequence.num_computed for sequence in sequences], dtype=np.int64)
-        slots = np.array([sequence.slot for sequence in sequences], dtype=np.int64)
-        np.add(computed, counts, out=contexts)
-        np.subtract(np.cumsum(counts), counts, out=starts)
+        slots = [sequence.slot for sequence in sequences]
+        same = not plan.admitted and slots == self._last.slots and plan.counts == self._last.counts
+        composition = self._last if same else self._compose(plan, slots)
+        self._last = composition
 
-        of = self._sequence_of.array[:tokens]
-        of[:] = np.repeat(self._arange[:n], counts)
+        starts, counts, contexts = self._spans.array[:, :n]
+        computed = np.array([sequence.num_computed for sequence in sequences], dtype=np.int64)
+        np.add(computed, counts, out=contexts)
         positions = self._positions.array[:tokens]
-        np.add(self._arange[:tokens], (computed - starts)[of], out=positions)
+        np.add(self._arange[:tokens], (computed - starts)[self._sequence_of.array[:tokens]], out=positions)
         self._fill_ids(sequences, starts, counts)
-        prompts, self._lengths.array[:n] = self._prompts[slots].T
 
         place = positions // self.block_size
-        blocks = self._tables.by_slot[slots[of], place]
+        blocks = self._tables.by_slot[composition.slot_of, place]
         np.add(blocks * self.block_size, positions - place * self.block_size, out=self._slots.array[:tokens])
 
-        unread = np.flatnonzero(computed < prompts - 1).tolist()
+        unread = np.flatnonzero(computed < composition.prompts - 1).tolist()
         sampling, scoring, rows = self._rows_wanted(plan, starts + counts - 1, unread, scores)
         layout = PagedLayout(
             block_size=self.block_size,
-            starts=starts.tolist(),
+            starts=composition.starts,
             counts=plan.counts,
             contexts=contexts.tolist(),
-            block_table=self._tables.take(slots, -(-int(contexts.max()) // self.block_size)),
+            block_table=self._tables.take(composition.slot_array, -(-int(contexts.max()) // self.block_size)),
             slots=self._slots.take(tokens),
             spans=self._spans.take(n),
         )
@@ -176,6 +192,20 @@ class RaggedBatchBuilder:
             sampling=sampling,
             scoring=scoring,
         )
+
+    def _compose(self, plan: Plan, slots: list[int]) -> _Composition:
+        """Passes mostly run the same sequences as the one before, one token each: then none of this changes."""
+        n, tokens = len(plan.sequences), plan.num_tokens
+        for sequence in plan.admitted:
+            self._prompts[sequence.slot] = sequence.num_prompt, sequence.regime_length
+        slot_array = np.array(slots, dtype=np.int64)
+        starts, counts, _ = self._spans.array[:, :n]
+        counts[:] = plan.counts
+        np.subtract(counts.cumsum(), counts, out=starts)
+        of = self._sequence_of.array[:tokens]
+        of[:] = np.repeat(self._arange[:n], counts)
+        prompts, self._lengths.array[:n] = self._prompts[slot_array].T
+        return _Composition(slots, plan.counts, starts.tolist(), slot_array, slot_array[of], prompts)
 
     def _fill_ids(self, sequences: list[Sequence], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         ids = self._ids.array
@@ -192,9 +222,13 @@ class RaggedBatchBuilder:
             last: the last token of each of the plan's sequences, as a row of the batch.
             unread: those of them, by number, that run prompt tokens which another one follows.
         """
-        sampling = [plan.sequences[row] for row in plan.sampling]
-        rows = len(sampling)
-        self._rows.array[:rows] = last[plan.sampling]
+        rows = len(plan.sampling)
+        if rows == len(plan.sequences):
+            sampling = plan.sequences
+            self._rows.array[:rows] = last
+        else:
+            sampling = [plan.sequences[row] for row in plan.sampling]
+            self._rows.array[:rows] = last[plan.sampling]
         scoring: list[tuple[Sequence, int, int]] = []
         for number in unread:
             sequence, count = plan.sequences[number], plan.counts[number]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 
-from fastgen.core.containers import Decoder
 from fastgen.core.lora import Loras
 from fastgen.core.policy import Plan, Sequence
 from fastgen.core.runtime.choice import choice_of
@@ -29,10 +29,18 @@ class PassResult:
 
 
 class Runner:
-    """The model, its cache and the sampler as one step."""
+    """The model, its cache and the sampler as one step.
+
+    Args:
+        model: logits of a batch's rows, valid until it is called again: a `Decoder`, or `RecordedPasses` of one.
+    """
 
     def __init__(
-        self, model: Decoder, builder: RaggedBatchBuilder, sampler: Sampler, loras: Loras | None = None
+        self,
+        model: Callable[[RaggedBatch], torch.Tensor],
+        builder: RaggedBatchBuilder,
+        sampler: Sampler,
+        loras: Loras | None = None,
     ) -> None:
         self.model, self.builder, self.sampler, self.loras = model, builder, sampler, loras
 

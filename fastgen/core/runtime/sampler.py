@@ -28,6 +28,7 @@ from fastgen.core.runtime.sequence_sampler import (
     make_processors,
     uniforms,
 )
+from fastgen.kernels import reference
 from fastgen.types import TokenLogprob
 
 __all__ = [
@@ -59,10 +60,12 @@ class Sampler:
 
     Args:
         valid_rows: ids below this may be chosen (``Limits.valid_ids``).
+        argmax: the operation of this name (``fastgen.kernels.ops``), for the model's logits and for float32.
     """
 
-    def __init__(self, *, valid_rows: int) -> None:
+    def __init__(self, *, valid_rows: int, argmax: Callable[[Tensor], Tensor] = reference.argmax) -> None:
         self.valid_rows = valid_rows
+        self._argmax = argmax
 
     def pick(self, logits: Tensor, states: Sequence[SequenceSampler]) -> Picks:
         """The next token of each row, and the log-probabilities asked for. Neither ``logits`` nor ``states`` change:
@@ -81,17 +84,17 @@ class Sampler:
             raise ValueError(f"the logits have {logits.shape[1]} columns, fewer than the {self.valid_rows} valid ids")
         with torch.no_grad():
             valid = logits[:, : self.valid_rows]
-            peaks, best = stages.best(valid)
+            best = self._argmax(valid)
             picks = Picks(best.tolist())
-            _find_broken(peaks, picks.errors, "the model's logits")
+            _find_broken(_peaks(valid, best), picks.errors, "the model's logits")
             if valid.shape[1] < logits.shape[1]:
-                padding = logits[:, self.valid_rows :].amax(-1)
+                padding = logits[:, self.valid_rows :].amax(-1).tolist()
                 _find_broken(padding, picks.errors, "the model's logits", may_be_masked=True)
             rows = [row for row, state in enumerate(states) if not state.plain and row not in picks.errors]
             at_once = stages.rows_at_once(valid)
             for start in range(0, len(rows), at_once):
                 part = rows[start : start + at_once]
-                _Pass(valid, part, [states[row] for row in part]).run(picks)
+                _Pass(valid, part, [states[row] for row in part], self._argmax).run(picks)
             for row in picks.errors:
                 picks.tokens[row] = None
             _report(logits, states, picks)
@@ -101,9 +104,12 @@ class Sampler:
 class _Pass:
     """Some rows of a batch that are more than an argmax, through all stages. Rows do not influence each other."""
 
-    def __init__(self, logits: Tensor, rows: list[int], states: list[SequenceSampler]) -> None:
+    def __init__(
+        self, logits: Tensor, rows: list[int], states: list[SequenceSampler], argmax: Callable[[Tensor], Tensor]
+    ) -> None:
         self.rows = rows
         self.states = states
+        self.argmax = argmax
         self.device = logits.device
         self.scores = logits.index_select(0, self._tensor(rows, np.int64)).to(torch.float32)  # [rows, vocab], a copy
         self.changed: set[int] = set()  # indices into rows
@@ -179,9 +185,10 @@ class _Pass:
         changed = sorted(self.changed)
         if not changed:
             return
-        peaks, best = stages.best(self._take(self.scores, changed))
+        scores = self._take(self.scores, changed)
+        best = self.argmax(scores)
         broken: dict[int, str] = {}
-        _find_broken(peaks, broken, "the processed logits")
+        _find_broken(_peaks(scores, best), broken, "the processed logits")
         for at, token in enumerate(best.tolist()):
             picks.tokens[self.rows[changed[at]]] = token
             if at in broken:
@@ -296,18 +303,24 @@ def _processed(processor: LogitsProcessor, output_ids: list[int], logits: Tensor
     return result
 
 
+def _peaks(logits: Tensor, best: Tensor) -> list[float]:
+    """The greatest of each row, by its place ``best [rows]``."""
+    peaks: list[float] = logits.gather(1, best[:, None])[:, 0].tolist()
+    return peaks
+
+
 def _find_broken(
-    peaks: Tensor,
+    peaks: list[float],
     errors: dict[int, str],
     what: str,
     *,
     may_be_masked: bool = False,
 ) -> None:
-    """Adds to ``errors`` the rows whose maximum, ``peaks [rows]``, shows NaN (which every maximum hands on), +inf, or
+    """Adds to ``errors`` the rows whose maximum, ``peaks[row]``, shows NaN (which every maximum hands on), +inf, or
     that no token is left."""
-    if bool(peaks.isfinite().all()):
+    if math.isfinite(sum(peaks)):
         return
-    for row, peak in enumerate(peaks.tolist()):
+    for row, peak in enumerate(peaks):
         if math.isfinite(peak) or row in errors:
             continue
         if math.isnan(peak):
@@ -320,10 +333,10 @@ def _find_broken(
 
 def _report(logits: Tensor, states: Sequence[SequenceSampler], picks: Picks) -> None:
     """Log-probabilities of the picked tokens, where asked for."""
-    rows = [row for row, state in enumerate(states) if state.sampling.logprobs >= 0 and picks.tokens[row] is not None]
+    rows = [row for row, state in enumerate(states) if state.logprobs >= 0 and picks.tokens[row] is not None]
     if not rows:
         return
     tokens = [token for row in rows if (token := picks.tokens[row]) is not None]
-    tops = [states[row].sampling.logprobs for row in rows]
+    tops = [states[row].logprobs for row in rows]
     raw = logits if len(rows) == len(states) else logits[torch.tensor(rows, device=logits.device)]
     picks.logprobs.update(zip(rows, token_logprobs(raw, tokens, tops), strict=True))

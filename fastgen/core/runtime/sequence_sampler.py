@@ -112,6 +112,7 @@ class SequenceSampler:
         "bias_ids",
         "counts",
         "key",
+        "logprobs",
         "num_output",
         "output_ids",
         "plain",
@@ -130,6 +131,7 @@ class SequenceSampler:
         vocab_size: int,
     ) -> None:
         self.sampling = sampling
+        self.logprobs = sampling.logprobs
         self.num_output = 0
         self.processors = tuple(processors)
         self.output_ids: list[int] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastgen.kernels.cpu import attention, elementwise, linear
+from fastgen.kernels.cpu import attention, elementwise, linear, quantised
 from fastgen.kernels.cpu.library import set_threads
 from fastgen.kernels.ops import Implementation
 
@@ -12,5 +12,6 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *attention.IMPLEMENTATIONS,
     *elementwise.IMPLEMENTATIONS,
     *linear.IMPLEMENTATIONS,
+    *quantised.IMPLEMENTATIONS,
 )
 """What the library can serve; each says itself whether it can here."""

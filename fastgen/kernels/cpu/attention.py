@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from fastgen.kernels import kv_int8
 from fastgen.kernels.cpu.library import library
 from fastgen.kernels.cpu.support import DTYPES, RANK, supports
 from fastgen.kernels.ops import Implementation
@@ -26,25 +27,36 @@ class _Pages(NamedTuple):
     keys: torch.Tensor
     values: torch.Tensor | None  # None: the keys hold them
     spec: CacheSpec
+    dtype: torch.dtype  # of what is asked and answered
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
 
 
 class CpuPagedAttention:
     """Keeps nothing of a pass: a call reads what changes between passes from the layout's tensors, and may be made
     again with the same pointers."""
 
+    kv_dtypes = ("auto", "int8")
+
     def __init__(self) -> None:
         self._slopes: dict[tuple[float, ...], torch.Tensor] = {}
 
     def bytes_per_token(self, spec: CacheSpec, dtype: torch.dtype) -> int:
-        return spec.width * dtype.itemsize
+        return kv_int8.bytes_per_token(spec) if spec.kv_dtype == "int8" else spec.width * dtype.itemsize
 
     def allocate(
         self, spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> _Pages:
         tokens = num_blocks * block_size * spec.kv_heads
-        keys = _zeros(tokens * spec.head_dim, dtype)
-        values = None if spec.values_in_keys else _zeros(tokens * spec.value_dim, dtype)
-        return _Pages(keys, values, spec)
+        kept = torch.int8 if spec.kv_dtype == "int8" else dtype
+        keys = _zeros(tokens * spec.head_dim, kept)
+        values = None if spec.values_in_keys else _zeros(tokens * spec.value_dim, kept)
+        if spec.kv_dtype != "int8":
+            return _Pages(keys, values, spec, dtype)
+        key_scales = _zeros(tokens * kv_int8.groups(spec.head_dim, kv_int8.KEY_GROUP), torch.bfloat16)
+        per_value = kv_int8.groups(spec.value_dim, kv_int8.VALUE_GROUP)
+        value_scales = None if values is None else _zeros(tokens * per_value, torch.bfloat16)
+        return _Pages(keys, values, spec, dtype, key_scales, value_scales)
 
     def attend(
         self,
@@ -55,7 +67,7 @@ class CpuPagedAttention:
         layout: PagedLayout,
         scores: Scores,
     ) -> torch.Tensor:
-        spec, dtype = cache.spec, cache.keys.dtype
+        spec, dtype = cache.spec, cache.dtype
         query, key = _rows(query, dtype), _rows(key, dtype)
         value = None if value is None or cache.values is None else _rows(value, dtype)
         tokens, heads, head_dim = query.shape
@@ -66,10 +78,12 @@ class CpuPagedAttention:
             lib.op("fg_attention"),
             query.data_ptr(),
             key.data_ptr(),
-            0 if value is None else value.data_ptr(),
+            _pointer(value),
             out.data_ptr(),
             cache.keys.data_ptr(),
-            0 if cache.values is None else cache.values.data_ptr(),
+            _pointer(cache.values),
+            _pointer(cache.key_scales),
+            _pointer(cache.value_scales),
             table.data_ptr(),
             spans.data_ptr(),
             layout.slots.data_ptr(),
@@ -100,6 +114,10 @@ class CpuPagedAttention:
         return self._slopes[slopes]
 
 
+def _pointer(x: torch.Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
 def _rows(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``x [tokens, heads, dim]`` of this dtype with each token's numbers contiguous; most often itself."""
     if x.dtype != dtype:
@@ -116,5 +134,5 @@ def _zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(memory[first : first + size]).view(dtype)
 
 
-IMPLEMENTATIONS = (Implementation("paged_attention", "cpu", CpuPagedAttention, supports, rank=RANK),)
+IMPLEMENTATIONS = (Implementation("paged_attention", "cpu", CpuPagedAttention, supports, rank=RANK, repeatable=True),)
 """What the library can be asked for."""

@@ -18,6 +18,7 @@ import torch
 from fastgen.kernels import reference
 from fastgen.kernels.cpu.library import library
 from fastgen.kernels.cpu.support import DTYPES, RANK, supports
+from fastgen.kernels.cpu.tape import again
 from fastgen.kernels.ops import Implementation, Need
 
 __all__ = [
@@ -233,23 +234,27 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         rows,
         width * weight.element_size(),
     )
-    if wrong[0] >= 0:
-        place, wrong[0] = wrong[0], -1
-        raise IndexError(f"id {int(ids[place])} at place {place} is no row of the table: it has {rows}, from 0")
+    _check_ids(wrong, ids, rows)
+    again(partial(_check_ids, wrong, ids, rows))
     return out
 
 
-def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """``logits [rows, vocab] -> [rows]`` int64: where each row's greatest is, the first of equals; as ``torch.argmax``,
-    a NaN is greater than any number."""
-    dtype = DTYPES.get(logits.dtype)
-    if dtype is None or logits.ndim != 2 or not logits.shape[1]:
-        return logits.argmax(-1)
-    if logits.stride(1) != 1:
-        logits = logits.contiguous()
-    rows, size = logits.shape
+def _check_ids(wrong: array[int], ids: torch.Tensor, rows: int) -> None:
+    if wrong[0] >= 0:
+        place, wrong[0] = wrong[0], -1
+        raise IndexError(f"id {int(ids[place])} at place {place} is no row of the table: it has {rows}, from 0")
+
+
+def argmax(x: torch.Tensor) -> torch.Tensor:
+    """``x [rows, size]``, also a part of wider rows, ``-> [rows]`` int64: where each row's greatest is."""
+    dtype = DTYPES.get(x.dtype)
+    if dtype is None or x.ndim != 2 or not x.shape[1]:
+        return reference.argmax(x)
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    rows, size = x.shape
     out = torch.empty(rows, dtype=torch.int64)
-    _operation("fg_argmax")(logits.data_ptr(), out.data_ptr(), rows, size, logits.stride(0), dtype)
+    _operation("fg_argmax")(x.data_ptr(), out.data_ptr(), rows, size, x.stride(0), dtype)
     return out
 
 
@@ -262,11 +267,11 @@ def _activation_supports(need: Need) -> str | None:
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(
-        Implementation(function.__name__, "cpu", function, supports, rank=RANK)
-        for function in (embedding, add_rms_norm, add_layer_norm, rotary)
+        Implementation(function.__name__, "cpu", function, supports, rank=RANK, repeatable=True)
+        for function in (embedding, add_rms_norm, add_layer_norm, rotary, argmax)
     ),
     *(
-        Implementation(function.__name__, "cpu", function, _activation_supports, rank=RANK)
+        Implementation(function.__name__, "cpu", function, _activation_supports, rank=RANK, repeatable=True)
         for function in (activation, gated_activation)
     ),
 )

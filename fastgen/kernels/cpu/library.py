@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastgen.errors import ConfigError
-from fastgen.kernels.cpu.build import BuildError, binding_file, library_file
+from fastgen.kernels.cpu.build import BINDING, LIBRARY, BuildError, binding_file, library_file, prebuilt
 from fastgen.kernels.cpu.isa import Level, best_level, level_named
 
 __all__ = ["Library", "library", "set_threads", "unavailable"]
@@ -30,13 +30,12 @@ class Library:
 
     def __init__(self, level: Level, *, lanes: int | None = None) -> None:
         self.level = level
-        self._file = library_file(level, lanes=lanes)
-        self._handle = ctypes.CDLL(str(self._file))
+        self._handle = _load_library(level, lanes)
         self._addresses: dict[str, int] = {}
         self.binding: Any = None
         self.call: Callable[..., None]
         try:
-            self.binding = _load_binding(binding_file())
+            self.binding = _load_binding(prebuilt(BINDING) or binding_file())
             self.call = self.binding.call
         except (BuildError, ImportError) as error:
             logger.info("CPU kernels are called through ctypes, which is slower: %s", error)
@@ -88,6 +87,16 @@ def set_threads(count: int) -> None:
     """Threads that share an operation's work, in the whole process; nothing where there is no library."""
     if unavailable() is None:
         library().set_threads(count)
+
+
+def _load_library(level: Level, lanes: int | None) -> ctypes.CDLL:
+    came = prebuilt(LIBRARY.format(level.name)) if lanes is None else None
+    if came is not None:
+        try:
+            return ctypes.CDLL(str(came))
+        except OSError as error:  # made for a newer system than this
+            logger.info("the CPU kernels that came with the package are of no use here and are compiled: %s", error)
+    return ctypes.CDLL(str(library_file(level, lanes=lanes)))
 
 
 def _load_binding(file: Path) -> Any:

@@ -38,4 +38,4 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return out
 
 
-IMPLEMENTATIONS = (Implementation("linear", "cpu", linear, supports, rank=RANK),)
+IMPLEMENTATIONS = (Implementation("linear", "cpu", linear, supports, rank=RANK, repeatable=True),)

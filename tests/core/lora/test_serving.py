@@ -213,7 +213,7 @@ def test_an_unknown_adapter_is_refused_at_the_front(model, adapters, loaded, ask
 
 def test_who_loads_no_adapter_pays_nothing(model, adapters):
     def wrapped(engine: Engine) -> int:
-        return sum(isinstance(module, LoraLinear) for module in engine.runner.model.modules())
+        return sum(isinstance(module, LoraLinear) for module in engine._model.modules())
 
     assert wrapped(load(model, {})) == 0
     assert wrapped(load(model, {"head": adapters["head"]})) == 3  # two of qkv, and the head

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fastgen.core.policy import NeverFits, Pool, Scheduler, Sequence, State
+from fastgen.core.policy import NeverFits, Outcome, Pool, Scheduler, Sequence, State
 from fastgen.errors import ConfigError
 
 # SplitFuse
@@ -397,7 +397,7 @@ def test_d8_running_but_not_in_the_pass(make_loop):
     plan = loop.plan()
     assert low not in plan.sequences
     loop.scheduler.abort(low)
-    assert (low, None, "abort") in loop.commit(plan)
+    assert Outcome(low, None, "abort") in loop.commit(plan)
     loop.drain()
 
 

@@ -117,6 +117,21 @@ def test_prompt_ids_beyond_the_output_head_carry_no_penalty() -> None:
     assert state.counts.ids.tolist() == [1]
 
 
+def test_the_operation_handed_in_finds_the_best_of_raw_and_of_processed_rows() -> None:
+    looked_at: list[tuple[torch.dtype, tuple[int, ...]]] = []
+
+    def argmax(x: Tensor) -> Tensor:
+        looked_at.append((x.dtype, tuple(x.shape)))
+        return x.argmax(-1)
+
+    logits = random_logits(3).bfloat16()
+    states = [start(vocab=60), start(vocab=60, logit_bias={7: 100.0}), start(vocab=60, temperature=1.0)]
+    tokens = Sampler(valid_rows=60, argmax=argmax).pick(logits, states).tokens
+    assert tokens[:2] == [int(logits[0, :60].argmax()), 7]
+    assert looked_at == [(torch.bfloat16, (3, 60)), (torch.float32, (1, 60))]
+    assert Sampler(valid_rows=60).pick(logits, states).tokens == tokens
+
+
 def test_batch_and_states_must_match() -> None:
     with pytest.raises(ValueError, match="2 rows of logits came with 1 states"):
         Sampler(valid_rows=VOCAB).pick(random_logits(2), [start()])

@@ -139,21 +139,6 @@ def test_a_nucleus_whose_cut_is_left_to_rounding_is_not_vouched_for() -> None:
     assert incomplete.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("vocab", [5, 128, 255, 256, 300, 1000, 49152])
-def test_best_is_the_first_maximum(vocab: int) -> None:
-    scores = torch.randint(-40, 40, (50, vocab), generator=torch.Generator().manual_seed(vocab)).float()
-    scores[0, -1] = scores[1, vocab // 2] = scores[2, 0] = 99.0
-    scores[3, -1] = scores[4, 0] = float("nan")
-    scores[5, -1] = INF
-    scores[6] = -INF
-    scores[7, :-1] = -INF
-    for rows in (scores, scores[:, : vocab - 1], scores.bfloat16()):
-        peaks, ids = stages.best(rows)
-        expected = rows.max(-1)
-        assert torch.equal(peaks.nan_to_num(1234), expected.values.nan_to_num(1234))
-        assert torch.equal(ids, expected.indices)
-
-
 def test_draw_by_blocks_inverts_the_same_distribution() -> None:
     """Against numpy over the whole row, at edges of steps and of blocks."""
     scores = language_like(5003, 8, seed=3)

@@ -207,7 +207,7 @@ def test_infinities_and_nan_stay_in_their_row(dtype, place, value):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocabulary", [1, 31, 1024, 1025, 2100, 49152])
+@pytest.mark.parametrize("vocabulary", [1, 31, 64, 71, 1024, 1025, 2100, 8200, 49152])
 def test_argmax_of_ties_infinities_and_nan(dtype, vocabulary):
     torch.manual_seed(vocabulary)
     ties = torch.randint(-3, 3, (40, vocabulary)).to(dtype)
@@ -221,6 +221,26 @@ def test_argmax_of_ties_infinities_and_nan(dtype, vocabulary):
         assert torch.equal(cpu.argmax(logits), logits.argmax(-1))
     zeros = torch.tensor([[-0.0, 0.0, -0.0]], dtype=dtype)
     assert cpu.argmax(zeros).tolist() == [0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [3, 70, 16501])
+def test_argmax_wherever_it_is(dtype, vocabulary):
+    """A row is read in several places at once, in blocks: the greatest, or a NaN, and its equals in any two of them;
+    in rows that are part of wider ones, with greater numbers beside."""
+    places = torch.linspace(0, vocabulary - 1, 97).long().unique()
+    pairs = torch.cartesian_prod(places, places)
+    wide = torch.full((len(places), vocabulary + 2), 9.0, dtype=dtype)
+    x = wide[:, 1:-1]
+    for rows in pairs.split(len(places)):
+        for value in (1.0, float("nan")):
+            x.fill_(-1.0)
+            x.scatter_(1, rows, value)
+            assert torch.equal(cpu.argmax(x), rows.amin(-1))
+        x.fill_(-float("inf"))
+        x.scatter_(1, rows[:, :1], 1.0)
+        x.scatter_(1, rows[:, 1:], float("nan"))
+        assert torch.equal(cpu.argmax(x), rows[:, 1])
 
 
 @pytest.mark.parametrize("wrong", [-1, 11, 2**62])
@@ -244,6 +264,7 @@ def test_what_the_library_does_not_take_goes_to_torch():
     with pytest.raises(RuntimeError):
         cpu.add_rms_norm(numbers(3, 8), None, numbers(9), 1e-5, 0.0)
     assert torch.equal(cpu.argmax(half[0]), half[0].argmax(-1))
+    assert torch.equal(cpu.argmax(half[0].double()), half[0].argmax(-1))
 
 
 def check_exactly(function, *arguments):
@@ -254,6 +275,7 @@ def check_exactly(function, *arguments):
 def test_what_it_serves():
     table = KernelTable("cpu", "bfloat16", [*reference.IMPLEMENTATIONS, *cpu.IMPLEMENTATIONS])
     assert table.choose("add_rms_norm", size=576) is cpu.add_rms_norm
+    assert table.choose("argmax", size=576) is cpu.argmax
     assert all(table.choose("activation", activation=name) is cpu.activation for name in NAMES)
     (gated,) = (one for one in cpu.IMPLEMENTATIONS if one.operation == "gated_activation")
     assert gated.supports(Need("gated_activation", "cpu", "float32", {"activation": "tahn"})) is not None

@@ -16,7 +16,7 @@ import torch
 
 import fastgen
 from fastgen.errors import ConfigError
-from fastgen.kernels.cpu import build, isa
+from fastgen.kernels.cpu import build, compiler, isa
 from fastgen.kernels.cpu import library as loaded
 from fastgen.kernels.cpu.build import BuildError, binding_file, library_file
 from fastgen.kernels.cpu.library import Library, library, unavailable
@@ -85,7 +85,7 @@ def test_a_cache_that_cannot_be_written(elsewhere: Path, tmp_path: Path, monkeyp
 
 
 def test_without_pythons_headers(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(compiler.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     with pytest.raises(BuildError, match=r"Python's headers are not installed"):
         binding_file()
     assert Library(isa.best_level()).call is loaded._call_by_ctypes

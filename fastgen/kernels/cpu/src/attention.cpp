@@ -5,6 +5,7 @@
 
 #include "attention_kernels.h"
 #include "attention_unpack.h"
+#include "attention_write.h"
 
 namespace fg {
 namespace {
@@ -30,7 +31,8 @@ struct Rows {
   int64_t position;  // of the first token
 };
 
-template <class T>
+// Queries and results of T, a cache of K.
+template <class T, class K>
 class Pass {
  public:
   explicit Pass(const AttentionArgs& args)
@@ -42,7 +44,7 @@ class Pass {
         score_scale_(float(args.softcap > 0 ? args.scale / args.softcap : args.scale)) {}
 
   void run() {
-    write_cache<T>(args_);
+    write_cache<T, K>(args_);
     plan();
     parallel(unit_count_ * args_.kv_heads, [&](int64_t task, Scratch& scratch) {
       attend(units_[task / args_.kv_heads], task % args_.kv_heads, scratch);
@@ -129,17 +131,17 @@ class Pass {
 
     const int64_t* table = args_.block_table + unit.sequence * args_.table_stride;
     bool few = rows.count <= kRows;
-    bool in_place = cache_.values && (few || (sizeof(T) == sizeof(float) && args_.block_size % kSubtile == 0));
-    for (int64_t from = unit.from, to; from < unit.to; from = to) {
-      to = std::min(unit.to, (from / kTile + 1) * kTile);
-      Piece<T> pieces[kTile];
-      int64_t found = find_pieces(cache_, table, head, from, to, pieces);
+    bool in_place = cache_.values && (few || (sizeof(K) == sizeof(float) && args_.block_size % kSubtile == 0));
+    Tile<K> tiles[2];  // the one at hand, and the next one
+    Tile<float> wide;
+    find_tile(cache_, table, head, unit.from, unit.to, tiles[0]);
+    for (int i = 0; tiles[i].count; i = 1 - i) {
+      find_tile(cache_, table, head, tiles[i].to, unit.to, tiles[1 - i]);
       if (in_place) {
-        attend_tile(rows, head, pieces, found, from, to);
+        attend_tile(rows, head, tiles[i], &tiles[1 - i]);
       } else {
-        Piece<float> wide[kTile / kSubtile];
-        int64_t made = unpack(cache_, pieces, found, keys, values, wide);
-        attend_tile(rows, head, wide, made, from, to);
+        unpack(cache_, tiles[i], keys, values, wide);
+        attend_tile<float>(rows, head, wide, nullptr);
       }
     }
     finish(unit, head, rows);
@@ -157,44 +159,82 @@ class Pass {
     std::memset(rows.sums, 0, rows.count * width_ * sizeof(float));
   }
 
-  // All rows against tokens `from : to` of the context, which lie in `pieces`.
+  // All rows against a tile. The first of them also fetch the `next` one, if there is one to be fetched.
   template <class P>
-  void attend_tile(const Rows& rows, int64_t head, const Piece<P>* pieces, int64_t count, int64_t from, int64_t to) {
+  void attend_tile(const Rows& rows, int64_t head, const Tile<P>& tile, const Tile<P>* next) {
     for (int64_t r = 0; r < rows.count; r += kRows) {
       int64_t some = std::min<int64_t>(kRows, rows.count - r);
-      // What the last of these rows sees ends here; the first one's window begins here.
-      int64_t end = std::min(to, rows.position + (r + some - 1) / group_ + 1);
-      if (end <= std::max(from, first_seen(rows.position + r / group_))) continue;
       with_rows(some, [&](auto constant) {
         constexpr int R = decltype(constant)::value;
-        int64_t at = 0;
-        for (const Piece<P>* piece = pieces; piece < pieces + count && at < end - from; at += piece++->count)
-          multiply_keys<R>(rows.q + r * args_.head_dim, piece->keys, piece->key_stride, args_.head_dim,
-                           rows.scores + at, kStride);
-        for (int64_t i = 0; i < R; ++i) soften(rows, head, r + i, rows.scores + i * kStride, from, end);
-        at = 0;
-        for (const Piece<P>* piece = pieces; piece < pieces + count && at < end - from; at += piece++->count)
-          add_values<R>(rows.scores + at, kStride, piece->values, piece->value_stride,
-                        std::min(piece->count, end - from - at), width_, rows.sums + r * width_, width_);
+        if (next && r == 0) attend_rows<R, true>(rows, head, r, tile, *next);
+        else attend_rows<R, false>(rows, head, r, tile, tile);
       });
     }
   }
 
-  // A row's scores of tokens `from : end`, capped, biased and masked, to weights.
-  void soften(const Rows& rows, int64_t head, int64_t r, float* scores, int64_t from, int64_t end) const {
-    int64_t position = rows.position + r / group_, padded = round_up(end - from, kLanes);
+  // R rows from `r` on.
+  template <int R, bool kAhead, class P>
+  void attend_rows(const Rows& rows, int64_t head, int64_t r, const Tile<P>& tile, const Tile<P>& next) {
+    const Seen first = seen(rows, r, tile), last = seen(rows, r + R - 1, tile);
+    if (first.from >= last.to) return;
+    const int64_t dim = args_.head_dim;
+    int64_t at = 0;
+    for (const Piece<P>* piece = tile.pieces; at < last.to; at += piece++->count)
+      multiply_keys<R, kAhead>(rows.q + r * dim, *piece, dim, piece->values, rows.scores + at, kStride);
+    for (int64_t i = 0; i < R; ++i) soften(rows, head, r + i, rows.scores + i * kStride, tile, last.to);
+    // What all see of it together; at its ends what only some see. A weight of 0 would not do: 0 times NaN is NaN.
+    Seen all{last.from, first.to};
+    if (all.from >= all.to) all = {last.to, last.to};
+    add_up<R, kAhead>(rows, r, 0, tile, all, next);
+    for (int64_t i = 0; i < R; ++i) {
+      Seen own = seen(rows, r + i, tile);
+      add_up<1, false>(rows, r, i, tile, {own.from, std::min(own.to, all.from)}, tile);
+      add_up<1, false>(rows, r, i, tile, {std::max(own.from, all.to), own.to}, tile);
+    }
+  }
+
+  // Tokens of a tile that a row sees, counted from the tile's first.
+  struct Seen {
+    int64_t from, to;
+  };
+
+  template <class P>
+  Seen seen(const Rows& rows, int64_t r, const Tile<P>& tile) const {
+    int64_t position = rows.position + r / group_;
+    return {std::max(first_seen(position), tile.from) - tile.from, std::min(position + 1, tile.to) - tile.from};
+  }
+
+  // R rows' weights, from row `r + i` on, times the values of these tokens.
+  template <int R, bool kAhead, class P>
+  void add_up(const Rows& rows, int64_t r, int64_t i, const Tile<P>& tile, Seen tokens, const Tile<P>& next) {
+    if (tokens.from >= tokens.to) return;
+    const Piece<P>* piece = tile.pieces;
+    for (int64_t at = 0; at < tokens.to; at += piece++->count) {
+      int64_t first = std::max(at, tokens.from), last = std::min(at + piece->count, tokens.to);
+      if (first >= last) continue;
+      int64_t number = piece - tile.pieces;
+      const P* ahead = number < next.count ? next.pieces[number].keys : piece->keys;
+      add_piece<R, kAhead>(rows.scores + i * kStride + first, kStride, *piece, first - at, last - at, width_, ahead,
+                           rows.sums + (r + i) * width_, width_);
+    }
+  }
+
+  // A row's scores of a tile's first `count` tokens, capped, biased and masked, to weights.
+  template <class P>
+  void soften(const Rows& rows, int64_t head, int64_t r, float* scores, const Tile<P>& tile, int64_t count) const {
+    const int64_t padded = round_up(count, kLanes);
     if (args_.softcap > 0) {
       float cap = float(args_.softcap);
       for (int64_t i = 0; i < padded; i += kLanes) store(scores + i, cap * tanh(load(scores + i)));
     }
     if (args_.slopes) {
       float slope = args_.slopes[head * group_ + r % group_];
-      for (int64_t i = 0; i < end - from; ++i) scores[i] += slope * float(from + i - position);
+      int64_t distance = tile.from - rows.position - r / group_;
+      for (int64_t i = 0; i < count; ++i) scores[i] += slope * float(distance + i);
     }
-    int64_t first = std::min(end, std::max(from, first_seen(position))) - from;
-    int64_t last = std::max(from, std::min(end, position + 1)) - from;
-    std::fill(scores, scores + first, -INFINITY);
-    std::fill(scores + last, scores + padded, -INFINITY);
+    const Seen own = seen(rows, r, tile);
+    std::fill(scores, scores + std::min(count, own.from), -INFINITY);
+    std::fill(scores + std::max<int64_t>(0, own.to), scores + padded, -INFINITY);
     float kept = weigh(scores, padded, rows.state[r]);
     if (kept == 1.f) return;
     float* sums = rows.sums + r * width_;
@@ -243,7 +283,7 @@ class Pass {
   }
 
   const AttentionArgs& args_;
-  const Cache<T> cache_;
+  const Cache<K> cache_;
   const int64_t group_, width_, unit_tokens_;
   const float score_scale_;
   int64_t unit_count_ = 0, partial_rows_ = 0;
@@ -256,5 +296,9 @@ class Pass {
 }  // namespace fg
 
 extern "C" void fg_attention(const fg::AttentionArgs* args) {
-  fg::with_type(args->dtype, [&](auto type) { fg::Pass<decltype(type)>(*args).run(); });
+  fg::with_type(args->dtype, [&](auto type) {
+    using T = decltype(type);
+    if (args->key_scales) fg::Pass<T, fg::Code>(*args).run();
+    else fg::Pass<T, T>(*args).run();
+  });
 }

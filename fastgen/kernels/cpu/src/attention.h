@@ -2,15 +2,18 @@
 //
 // K of a (block, kv head) lies in sub-tiles of 16 tokens, transposed: [head_dim][16], the last one as narrow as what is
 // left of the block. So a load serves 16 tokens, and all query heads that share them, and no score needs a horizontal
-// sum. V lies as [block_size][value_dim], whose weighted sum needs none either. Loads of whole vectors run over the end
-// of a row: what they find there is never used, and an allocation ends with kSlack elements that nobody owns.
+// sum. V lies as [block_size][value_dim], whose weighted sum needs none either. In 8 bits (attention_codes.h) their
+// scales lie apart, as [block][kv head][group][block_size], so that a load serves 16 tokens too. Loads of whole vectors
+// run over the end of a row: what they find there is never used, and an allocation ends with kSlack elements that
+// nobody owns.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
+#include "attention_codes.h"
 #include "op.h"
-#include "pool.h"
 #include "simd.h"
 
 namespace fg {
@@ -23,6 +26,8 @@ struct AttentionArgs {
   void* out;          // [tokens, heads, value_dim], contiguous
   void* key_cache;
   void* value_cache;           // null: the keys hold the values
+  bf16* key_scales;            // null: the cache is of dtype; else of 8 bits
+  bf16* value_scales;          // null with value_cache, or with key_scales
   const int64_t* block_table;  // [sequences, blocks], rows table_stride apart
   const int64_t* spans;        // [3, sequences]: starts, counts, contexts, rows spans_stride apart
   const int64_t* slots;        // [tokens]: block * block_size + offset
@@ -39,23 +44,32 @@ constexpr int64_t kSubtile = 16;
 constexpr int64_t kSlack = 64;
 
 // Tokens that follow each other in one sub-tile: element (d, i) of their keys is at keys[d * key_stride + i], of their
-// values at values[i * value_stride + d].
+// values at values[i * value_stride + d], the scales of group g at ..._scales[g * scale_stride + i].
 template <class T>
 struct Piece {
   const T* keys;
   const T* values;
   int64_t key_stride, value_stride, count;
+  const bf16* key_scales;
+  const bf16* value_scales;
+  int64_t scale_stride;
 };
 
 template <class T>
 struct Cache {
+  static constexpr bool kScaled = std::is_same_v<T, Code>;
+
   T* keys;
   T* values;
+  bf16* key_scales;
+  bf16* value_scales;
   int64_t block_size, kv_heads, head_dim, value_dim;
 
   explicit Cache(const AttentionArgs& args)
       : keys(static_cast<T*>(args.key_cache)),
         values(static_cast<T*>(args.value_cache)),
+        key_scales(args.key_scales),
+        value_scales(args.value_scales),
         block_size(args.block_size),
         kv_heads(args.kv_heads),
         head_dim(args.head_dim),
@@ -66,48 +80,37 @@ struct Cache {
     int64_t first = offset / kSubtile * kSubtile, width = std::min(kSubtile, block_size - first);
     int64_t row = (block * kv_heads + head) * block_size;
     return {keys + (row + first) * head_dim + offset - first,
-            values ? values + (row + offset) * value_dim : nullptr, width, value_dim, first + width - offset};
+            values ? values + (row + offset) * value_dim : nullptr,
+            width,
+            value_dim,
+            first + width - offset,
+            kScaled ? key_scales + row * groups(head_dim, kKeyGroup) + offset : nullptr,
+            kScaled && values ? value_scales + row * groups(value_dim, kValueGroup) + offset : nullptr,
+            block_size};
   }
 };
 
-// Tokens `from : to` of the context in the blocks of `table`, as pieces; returns how many.
+constexpr int64_t kTile = 64;  // tokens whose scores are computed before they become weights
+
+// Tokens `from : to` of a context, in pieces.
 template <class T>
-int64_t find_pieces(const Cache<T>& cache, const int64_t* table, int64_t head, int64_t from, int64_t to,
-                    Piece<T>* pieces) {
-  int64_t found = 0;
+struct Tile {
+  int64_t from, to, count;
+  Piece<T> pieces[kTile];
+};
+
+// The tokens from `from` to the end of their tile, but not beyond `to`, in the blocks of `table`. None: no pieces.
+template <class T>
+void find_tile(const Cache<T>& cache, const int64_t* table, int64_t head, int64_t from, int64_t to, Tile<T>& tile) {
+  tile.from = from;
+  tile.to = to = std::min(to, (from / kTile + 1) * kTile);
+  tile.count = 0;
   while (from < to) {
-    Piece<T>& piece = pieces[found++] = cache.piece(table[from / cache.block_size], head, from % cache.block_size);
+    Piece<T>& piece = tile.pieces[tile.count++];
+    piece = cache.piece(table[from / cache.block_size], head, from % cache.block_size);
     piece.count = std::min(piece.count, to - from);
     from += piece.count;
   }
-  return found;
-}
-
-// Put this pass's keys and values into their slots.
-template <class T>
-void write_cache(const AttentionArgs& args) {
-  Cache<T> cache(args);
-  const T* key = static_cast<const T*>(args.key);
-  const T* value = static_cast<const T*>(args.value);
-  constexpr int64_t kTokens = 64;
-  int64_t groups = (args.tokens + kTokens - 1) / kTokens;
-  auto write = [&](int64_t head, int64_t first) {
-    for (int64_t n = first; n < std::min(args.tokens, first + kTokens); ++n) {
-      Piece<T> at = cache.piece(args.slots[n] / args.block_size, head, args.slots[n] % args.block_size);
-      const T* from = key + n * args.key_stride + head * args.head_dim;
-      T* to = const_cast<T*>(at.keys);
-      for (int64_t d = 0; d < args.head_dim; ++d) to[d * at.key_stride] = from[d];
-      if (at.values)
-        std::memcpy(const_cast<T*>(at.values), value + n * args.value_stride + head * args.value_dim,
-                    args.value_dim * sizeof(T));
-    }
-  };
-  if (groups == 1) {  // so little that it is done before another thread has heard of it
-    for (int64_t head = 0; head < args.kv_heads; ++head) write(head, 0);
-    return;
-  }
-  parallel(groups * args.kv_heads,
-           [&](int64_t task, Scratch&) { write(task % args.kv_heads, task / args.kv_heads * kTokens); });
 }
 
 }  // namespace fg

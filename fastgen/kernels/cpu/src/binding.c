@@ -94,6 +94,10 @@ static PyObject* stop(PyObject* self, PyObject* unused) {
     return NULL;
   }
   recording = NULL;
+  if (!program->count) {
+    free_program(program);
+    Py_RETURN_NONE;
+  }
   PyObject* capsule = PyCapsule_New(program, PROGRAM, drop);
   if (!capsule) free_program(program);
   return capsule;
@@ -112,7 +116,7 @@ static PyObject* replay(PyObject* self, PyObject* capsule) {
 static PyMethodDef methods[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, "call(address, *arguments): one operation"},
     {"record", record, METH_NOARGS, "write down the calls of this thread from now on"},
-    {"stop", stop, METH_NOARGS, "stop writing down -> what was written"},
+    {"stop", stop, METH_NOARGS, "stop writing down -> what was written; None: nothing"},
     {"replay", replay, METH_O, "replay(what stop() gave)"},
     {NULL, NULL, 0, NULL},
 };

@@ -38,6 +38,25 @@ inline Floats exp(Floats x) {
   return vanishes ? Floats{} : p * power_of_two(half) * power_of_two(n - half);
 }
 
+// e^x of what is not above 0, with less work: 0 from where the result is no normal number any more.
+inline Floats exp_of_negative(Floats x) {
+  const Floats round = splat(12582912.f);
+  Floats shifted = x * 1.44269504f + round;
+  Ints n = (Ints)shifted - (Ints)round;
+  Floats whole = shifted - round;
+  Floats r = x - whole * 0.693359375f;
+  r = r + whole * 2.12194440e-4f;
+  Floats p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.f;
+  Ints counts = (x >= -87.f) | (x != x);
+  return (Floats)((Words)(p * power_of_two(n)) & (Words)counts);
+}
+
 // Odd polynomial (Cephes' tanhf) where 1 - 2 / (e^2x + 1) would cancel.
 inline Floats tanh(Floats x) {
   Floats size = abs(x), square = x * x;

@@ -14,56 +14,79 @@ struct ArgmaxArgs {
 
 namespace {
 
+// A row is read in kParts places at once: a processor fetches from memory ahead of each of them by itself, and one place
+// alone gets half of what memory can give.
+constexpr int kParts = 8;
 constexpr int64_t kBlock = 1024;  // elements looked at for their maximum, and again only if it is a new one
 
-// The maximum of x [size]; NaN if there is one among them.
+struct Greatest {
+  float value[kParts];
+  bool nan;
+};
+
+// The maximum of `count` elements from each of x, x + apart, x + 2 * apart, ...; and whether a NaN is among them all.
+// count is a multiple of kLanes.
 template <class T>
-float greatest(const T* x, int64_t size) {
-  constexpr int kChains = 4;
-  Floats best[kChains];
+Greatest greatest(const T* x, int64_t apart, int64_t count) {
+  Floats best[kParts];
   Ints nan = {};
-  for (int j = 0; j < kChains; ++j) best[j] = splat(widen(x[0]));
-  int64_t i = 0;
-  for (; i + kChains * kLanes <= size; i += kChains * kLanes) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kChains; ++j) {
-      Floats v = load(x + i + j * kLanes);
+  for (int j = 0; j < kParts; ++j) best[j] = load(x + j * apart);
+  for (int64_t i = 0; i < count; i += kLanes) {
+#pragma GCC unroll 8
+    for (int j = 0; j < kParts; ++j) {
+      Floats v = load(x + j * apart + i);
       best[j] = max(v, best[j]);
       nan |= v != v;
     }
   }
-  float found = max(max(max(best[0], best[1]), max(best[2], best[3])));
-  bool any = sum((Floats)(nan & 0x3f800000)) != 0.f;
-  for (; i < size; ++i) {
-    float one = widen(x[i]);
-    found = one > found ? one : found;
-    any |= one != one;
-  }
-  return any ? __builtin_nanf("") : found;
+  Greatest found;
+  for (int j = 0; j < kParts; ++j) found.value[j] = max(best[j]);
+  found.nan = sum((Floats)(nan & 0x3f800000)) != 0.f;
+  return found;
 }
 
 template <class T>
 int64_t first_of(const T* x, float value) {
   int64_t i = 0;
-  if (value != value) {
-    while (widen(x[i]) == widen(x[i])) ++i;
-  } else {
-    while (widen(x[i]) != value) ++i;
-  }
+  while (widen(x[i]) != value) ++i;
+  return i;
+}
+
+template <class T>
+int64_t first_nan(const T* x) {
+  int64_t i = 0;
+  while (widen(x[i]) == widen(x[i])) ++i;
   return i;
 }
 
 template <class T>
 int64_t argmax(const T* x, int64_t size) {
-  int64_t at = 0;
-  float best = greatest(x, std::min(kBlock, size));
-  for (int64_t i = kBlock; i < size && best == best; i += kBlock) {
-    float here = greatest(x + i, std::min(kBlock, size - i));
-    if (here <= best) continue;
-    best = here;
-    at = i;
+  int64_t part = size / kParts / kLanes * kLanes;
+  float best[kParts];
+  int64_t at[kParts] = {};  // the block, of each part, that has its greatest first
+  for (int64_t i = 0; i < part; i += kBlock) {
+    Greatest here = greatest(x + i, part, std::min(kBlock, part - i));
+    if (here.nan) return first_nan(x);
+    for (int j = 0; j < kParts; ++j) {
+      if (i > 0 && here.value[j] <= best[j]) continue;
+      best[j] = here.value[j];
+      at[j] = i;
+    }
   }
-  return at + first_of(x + at, best);
+  int64_t found = 0;
+  float value = widen(x[0]);
+  if (part > 0) {
+    int first = int(std::max_element(best, best + kParts) - best);  // the first of equals
+    value = best[first];
+    found = first * part + at[first];
+    found += first_of(x + found, value);
+  }
+  for (int64_t i = kParts * part; i < size; ++i) {
+    float one = widen(x[i]);
+    if (one != one) return i;
+    if (one > value) value = one, found = i;
+  }
+  return found;
 }
 
 }  // namespace

@@ -1,0 +1,18 @@
+"""Which processor this is."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+__all__ = ["processor"]
+
+
+def processor() -> str:
+    """Its model, as the system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
