@@ -34,6 +34,9 @@ OPERATIONS: Mapping[str, str] = {
     "quantised_linear": "a QuantisedLinear: owns the packed layout, packs a weight, multiplies by it",
 }
 
+AFTER_PASSES = frozenset({"argmax"})
+"""Operations on the logits, which no layer asks for."""
+
 
 @dataclass(frozen=True)
 class Need:
@@ -66,7 +69,7 @@ class Implementation:
     repeatable: bool = False
     """Whether all it does is calls of our CPU library and of torch, the same ones for arguments of the same shapes,
     whatever their values: then a pass may be recorded and replayed without it. The attention's layout may be read only
-    through its tensors."""
+    through its tensors; its block table has room for the longest sequence then, whatever the pass's sequences need."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ class KernelTable:
         choice = Choice(need, winner.name, tuple(rejected))
         if choice not in self.choices:
             self.choices.append(choice)
-        if not winner.repeatable:
+        if not winner.repeatable and operation not in AFTER_PASSES:
             self._unrepeatable[f"the kernel {winner.name!r} for {operation} does not say that it may be"] = None
         return winner.function
 

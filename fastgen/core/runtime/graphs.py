@@ -8,7 +8,7 @@ batch stay where they are (``ragged.py``), so replaying the record computes the 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -19,7 +19,7 @@ from fastgen.core.runtime.ragged import RaggedBatch
 from fastgen.kernels.cpu.tape import Arena, NotRepeatable, Tape, cannot_record, recording
 from fastgen.kernels.ops import KernelTable
 
-__all__ = ["RecordedPasses"]
+__all__ = ["MOST_TOKENS", "RecordedPasses", "why_unrecorded"]
 
 logger = logging.getLogger("fastgen")
 
@@ -31,12 +31,20 @@ _ARENA_BYTES = 2**27
 Shape = tuple[int, int, int]
 
 
+def why_unrecorded(kernels: KernelTable) -> str | None:
+    """What is against recording, as far as the machine and the kernels chosen so far tell; ``None``: nothing."""
+    if kernels.device != "cpu":
+        return f"they run on {kernels.device}"
+    return cannot_record() or next(iter(kernels.unrepeatable()), None)
+
+
 class RecordedPasses:
     """A decoder's forward, to be called in its place.
 
-    A model is recorded only if that is safe: every kernel says that it may be, no value of a tensor and none of the
-    layout's lists is looked at by Python on the way, and the first replay, over memory full of NaN, gives the logits
-    that the pass itself gave. Else ``reason`` says why not, and all passes run as they are.
+    A model is recorded only if that is safe: every kernel says that it may be; on the way, no value of a tensor and
+    none of the layout's lists is looked at by Python, nothing of the batch is changed and nothing computed is kept; and
+    the first replay, over memory full of NaN, gives the logits that the pass itself gave. Else ``reason`` says why not,
+    and all passes run as they are.
 
     Args:
         model: its kernels bound.
@@ -46,34 +54,26 @@ class RecordedPasses:
     def __init__(self, model: Decoder, kernels: KernelTable) -> None:
         self._model = model
         self._arena: Arena | None = None
-        self._seen: set[Shape] = set()
-        self._tapes: OrderedDict[Shape, tuple[Tape, torch.Tensor] | None] = OrderedDict()
+        self._shapes = _Shapes()
+        self._tapes: OrderedDict[Shape, tuple[Tape, torch.Tensor]] = OrderedDict()
         self.replays = 0
         """Passes that were replayed so far."""
-        self.reason = (
-            f"they run on {kernels.device}"
-            if kernels.device != "cpu"
-            else cannot_record() or next(iter(kernels.unrepeatable()), None)
-        )
+        self.reason: str | None = None
+        if (reason := why_unrecorded(kernels)) is not None:
+            self._give_up(reason)
 
     def __call__(self, batch: RaggedBatch) -> torch.Tensor:
         """Logits ``[len(batch.rows), vocab]``; they hold until the next pass."""
         shape = (len(batch.ids), batch.layout.spans.shape[1], len(batch.rows))
         if self.reason is not None or shape[0] > MOST_TOKENS:
             return self._eager(batch)
-        if shape not in self._tapes:
-            if shape not in self._seen:  # many shapes come up once
-                self._seen.add(shape)
-                return self._eager(batch)
-            return self._record(shape, batch)
-        self._tapes.move_to_end(shape)
-        recorded = self._tapes[shape]
-        if recorded is None:
-            return self._eager(batch)
-        tape, logits = recorded
-        tape.replay()
-        self.replays += 1
-        return logits
+        if shape in self._tapes:
+            self._tapes.move_to_end(shape)
+            tape, logits = self._tapes[shape]
+            tape.replay()
+            self.replays += 1
+            return logits
+        return self._record(shape, batch) if self._shapes.is_due(shape) else self._eager(batch)
 
     def _eager(self, batch: RaggedBatch) -> torch.Tensor:
         logits: torch.Tensor = self._model(batch)
@@ -82,30 +82,72 @@ class RecordedPasses:
     def _record(self, shape: Shape, batch: RaggedBatch) -> torch.Tensor:
         if self._arena is None:
             self._arena = Arena(_ARENA_BYTES)
+        saved = [(tensor, tensor.clone()) for tensor in _tensors(batch)]
         try:
             with recording(self._arena) as tape:
                 logits = self._eager(_guarded(batch))
-            expected = logits.clone()
-            tape.poison()
+            if any(not torch.equal(tensor, before) for tensor, before in saved):
+                raise NotRepeatable("a part of the model changes the batch")
+            self._check(tape, logits, batch)
+        except Exception as error:
+            for tensor, before in saved:
+                tensor.copy_(before)
+            logits = self._eager(batch)  # a fault of the pass itself comes up again, and changes nothing here
+            if isinstance(error, MemoryError):
+                self._shapes.leave(shape)
+            else:
+                self._give_up(str(error))
+            return logits
+        self._tapes[shape] = tape, logits
+        if len(self._tapes) > _MOST_TAPES:
+            self._shapes.evicted(self._tapes.popitem(last=False)[0])
+        return logits
+
+    def _check(self, tape: Tape, logits: torch.Tensor, batch: RaggedBatch) -> None:
+        """Raises NotRepeatable unless the tape computes all by itself, and the model without what was recorded."""
+        expected = logits.clone()
+        with tape.poisoned():
+            if not _same(self._eager(batch), expected):
+                raise NotRepeatable("a part of the model keeps what a pass computed")
             tape.replay()
             if not _same(logits, expected):
                 raise NotRepeatable("a part of the model computes by ways that cannot be seen")
-            self._tapes[shape] = tape, logits
-        except Exception as error:  # a fault of the pass itself comes up again, where it belongs
-            if isinstance(error, MemoryError):
-                self._tapes[shape] = None
-            else:
-                self.reason = str(error)
-                self._tapes.clear()
-                logger.info("passes of few tokens are not recorded: %s", error)
-            return self._eager(batch)
-        if len(self._tapes) > _MOST_TAPES:
-            self._tapes.popitem(last=False)
-        return logits
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        self._tapes.clear()
+        logger.info("passes of few tokens are not recorded: %s", reason)
+
+
+class _Shapes:
+    """Which shapes are worth a recording: those seen before, and the more often the more often they were thrown out."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[Shape] = Counter()
+        self._wanted: dict[Shape, int] = {}
+
+    def is_due(self, shape: Shape) -> bool:
+        """Whether to record it now; counts this time."""
+        self._seen[shape] += 1
+        return self._seen[shape] >= self._wanted.get(shape, 2)
+
+    def evicted(self, shape: Shape) -> None:
+        self._seen[shape] = 0
+        self._wanted[shape] = 4 * self._wanted.get(shape, 2)
+
+    def leave(self, shape: Shape) -> None:
+        """Never record it."""
+        self._wanted[shape] = 2**62
 
 
 def _same(got: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool(((got == expected) | (got.isnan() & expected.isnan())).all())
+
+
+def _tensors(batch: RaggedBatch) -> tuple[torch.Tensor, ...]:
+    layout = batch.layout
+    tensors = (batch.ids, batch.positions, batch.rows, batch.sequence_of, batch.lengths)
+    return (*tensors, layout.block_table, layout.slots, layout.spans)
 
 
 class _Unread:
@@ -119,7 +161,9 @@ class _Unread:
 
 
 def _guarded(batch: RaggedBatch) -> RaggedBatch:
-    """The batch as a recorded pass may see it: its tensors only."""
+    """The batch as a recorded pass may see it: its tensors only, and a block table as wide as it can become."""
     unread: Any = _Unread()
-    layout = replace(batch.layout, starts=unread, counts=unread, contexts=unread, memo={})
+    table = batch.layout.block_table
+    table = table.as_strided((table.shape[0], table.stride(0)), table.stride())
+    layout = replace(batch.layout, starts=unread, counts=unread, contexts=unread, block_table=table, memo={})
     return replace(batch, layout=layout, memo={}, sampling=unread, scoring=unread)

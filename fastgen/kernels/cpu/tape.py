@@ -113,9 +113,18 @@ class Tape:
         for step in self._steps:
             step()
 
-    def poison(self) -> None:
-        """Overwrite all that the pass computed, so that a value which is not computed again shows."""
-        self._arena.memory[: self._room.used] = _POISON
+    @contextmanager
+    def poisoned(self) -> Iterator[None]:
+        """Inside, all that the pass computed is overwritten, so that a value which is not computed again shows. If it
+        shows, by an exception, everything is as it was."""
+        used = self._arena.memory[: self._room.used]
+        before = used.copy()
+        used[:] = _POISON
+        try:
+            yield
+        except BaseException:
+            used[:] = before
+            raise
 
     def _begin(self) -> None:
         library().binding.record()
@@ -175,8 +184,17 @@ def _is_view(out: Any, args: tuple[Any, ...]) -> bool:
     if not isinstance(first, torch.Tensor):
         return False
     memory = first.untyped_storage().data_ptr()
-    tensors = [one for arg in args for one in (arg if isinstance(arg, (tuple, list)) else (arg,))]
-    return any(isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() == memory for one in tensors)
+    return any(one.untyped_storage().data_ptr() == memory for one in _tensors(args))
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, dict):
+        yield from _tensors(tuple(values.values()))
+    elif isinstance(values, (tuple, list)):
+        for one in values:
+            yield from _tensors(one)
 
 
 def _copy(to: Any, out: Any) -> None:

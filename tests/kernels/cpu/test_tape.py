@@ -57,8 +57,9 @@ def test_a_replay_computes_with_what_the_tensors_hold_now(dtype):
             mine.copy_(new)
         expected = a_pass(ids, positions, *weights)
         assert not torch.equal(out, expected)
-        tape.poison()
-        tape.replay()
+        with tape.poisoned():
+            assert out.isnan().all()
+            tape.replay()
         assert torch.equal(out, expected)
 
 
@@ -136,8 +137,17 @@ def test_poison_shows_what_is_computed_in_secret():
     with recording(Arena(4096)) as tape:
         out = secret(x)
     assert torch.equal(out, x * 2)
-    tape.poison()
-    tape.replay()
+
+    def look():
+        with tape.poisoned():
+            tape.replay()
+            assert torch.equal(out, x * 2)
+
+    with pytest.raises(AssertionError):
+        look()
+    assert torch.equal(out, x * 2)  # as it was
+    with tape.poisoned():
+        tape.replay()
     assert out.isnan().all()
 
 
