@@ -137,15 +137,16 @@ class Secret(Linear):
 
 
 class Keeps(Attention):
-    """Remembers what it computed for the next pass."""
+    """Remembers what it computed for the next pass, for a while."""
 
     kept: torch.Tensor | None = None
+    calls = 0
 
     def forward(self, x, batch):
-        before, self.kept = self.kept, x * 0.5
-        if before is None or before.shape != x.shape:
-            before = x
-        return super().forward(x, batch) + before * 0
+        self.calls += 1
+        if self.kept is None or self.kept.shape != x.shape or self.calls % 2 == 0:
+            self.kept = torch.ones_like(x)
+        return super().forward(x, batch) * self.kept
 
 
 class Changes(Attention):
