@@ -89,6 +89,7 @@ def describe(drawn: Blueprint, options: EngineConfig) -> dict[str, Any]:
         "passes": {
             "token_budget": f"{_budget(drawn.budget)} ({drawn.budget.reason})",
             "policy": options.policy,
+            "recorded": _recorded(drawn, options),
         },
         "kernels": [
             {
@@ -145,6 +146,16 @@ def _alike(paths: list[str]) -> str:
 
 def _budget(budget: Budget) -> str:
     return "chosen at start" if budget.pending else str(budget.tokens)
+
+
+def _recorded(drawn: Blueprint, options: EngineConfig) -> str:
+    from fastgen.core.runtime.graphs import MOST_TOKENS, why_unrecorded
+
+    reason = (
+        "record_passes is off" if not options.record_passes else "LoRA adapters are loaded" if drawn.loras else None
+    )
+    reason = reason or why_unrecorded(drawn.kernels)
+    return f"no: {reason}" if reason else f"up to {MOST_TOKENS} tokens, if every part of the model may be"
 
 
 def _bytes(count: int) -> str:

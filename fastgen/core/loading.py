@@ -40,8 +40,14 @@ def load_model(blueprint: Blueprint, loras: Loras | None = None, *, progress: bo
     placements = blueprint.placements
     packing = None
     if blueprint.quantisation is not None:
-        name = blueprint.files.name
-        packing = Packing(blueprint.quantisation, model, blueprint.model_config, blueprint.checkpoint, name=name)
+        packing = Packing(
+            blueprint.quantisation,
+            model,
+            blueprint.model_config,
+            blueprint.checkpoint,
+            name=blueprint.files.name,
+            plugin=blueprint.registry.record(blueprint.spec.plugin).label,
+        )
         placements = packing.begin(placements)
     with Progress(
         TextColumn("loading weights"),

@@ -11,7 +11,7 @@ from fastgen.kernels.ops import Implementation
 from fastgen.kernels.reference_attention import TorchPagedAttention
 from fastgen.kernels.reference_quantisation import TorchQuantisedLinear
 
-__all__ = ["ACTIVATIONS", "IMPLEMENTATIONS", "argmax"]
+__all__ = ["ACTIVATIONS", "IMPLEMENTATIONS", "argmax", "mix_experts"]
 
 _STRIPE = 128  # columns whose maximum is taken in one go
 
@@ -116,20 +116,40 @@ def experts(
     weights: torch.Tensor,
     activation_name: str,
 ) -> torch.Tensor:
-    """A mixture of gated experts, each run once on all tokens that chose it."""
+    """A mixture of gated experts."""
+
+    def run(expert: int, inputs: torch.Tensor, out: torch.Tensor) -> None:
+        inner = gated_activation(F.linear(inputs, gate_up[expert]), activation_name)
+        torch.mm(inner, down[expert].t(), out=out)
+
+    return mix_experts(x, chosen, weights, len(gate_up), run)
+
+
+def mix_experts(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    count: int,
+    run: Callable[[int, torch.Tensor, torch.Tensor], None],
+) -> torch.Tensor:
+    """The chosen experts' weighted sum, whatever an expert is: each runs once, on all tokens that chose it.
+
+    Args:
+        x: ``[tokens, hidden]``.
+        chosen, weights: ``[tokens, k]``, the former int64.
+        count: how many experts there are.
+        run: ``(expert, inputs [n, hidden], out [n, hidden])``: puts into ``out`` what an expert makes of ``inputs``.
+    """
     per_token = chosen.shape[1]
     order = chosen.flatten().argsort(stable=True)  # choices, sorted by their expert
-    counts = chosen.flatten().bincount(minlength=len(gate_up)).tolist()
+    tokens = chosen.flatten().bincount(minlength=count).tolist()
     inputs = x.index_select(0, order // per_token)
     outputs = torch.empty_like(inputs)
     first = 0
-    for expert, count in enumerate(counts):
-        if not count:
-            continue
-        rows = slice(first, first + count)
-        inner = gated_activation(F.linear(inputs[rows], gate_up[expert]), activation_name)
-        torch.mm(inner, down[expert].t(), out=outputs[rows])
-        first += count
+    for expert, n in enumerate(tokens):
+        if n:
+            run(expert, inputs[first : first + n], outputs[first : first + n])
+            first += n
     outputs *= weights.flatten().index_select(0, order).unsqueeze(1).to(outputs.dtype)
     # Each token's choices side by side, added in the order they were chosen, whatever else is in the pass.
     sorted_back = torch.empty_like(outputs).index_copy_(0, order, outputs)

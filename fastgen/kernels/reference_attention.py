@@ -93,7 +93,8 @@ class TorchPagedAttention:
         if cache.values is not None:
             assert value is not None
             _write(value, layout.slots, cache.values, cache.value_scales, kv_int8.VALUE_GROUP)
-        plan_key = ("torch", scores.window, scores.slopes)
+        # All that the plan depends on: of the cap and the scale, how far torch's own attention serves them.
+        plan_key = ("torch", scores.window, scores.slopes, scores.softcap is None, scores.scale > 0)
         work = layout.memo.get(plan_key)
         if work is None:
             work = layout.memo[plan_key] = _plan(layout, scores, query.dtype)

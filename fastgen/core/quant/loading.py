@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from fastgen.core.checkpoint import Checkpoint
 from fastgen.core.layers import Layer
+from fastgen.core.layers.layer import Want
 from fastgen.core.quant.packed_cache import PackedCache
 from fastgen.core.quant.parts import PackedHead, Part
 from fastgen.core.quant.plan import Quantisation
@@ -27,14 +28,24 @@ class Packing:
         model: with memory, and unfilled.
         config: the model's.
         name: what the user called it, for the name of the file in the cache.
+        plugin: whose weight map says where tensors go, with its version.
     """
 
     def __init__(
-        self, quantisation: Quantisation, model: nn.Module, config: Any, checkpoint: Checkpoint, *, name: str
+        self,
+        quantisation: Quantisation,
+        model: nn.Module,
+        config: Any,
+        checkpoint: Checkpoint,
+        *,
+        name: str,
+        plugin: str,
     ) -> None:
         self.quantisation, self.model = quantisation, model
-        self._config, self._checkpoint, self._name = config, checkpoint, name
+        self._config, self._checkpoint = config, checkpoint
+        self._name, self._plugin = name, plugin
         self._layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
+        self._sources = {part.source for part in quantisation.parts}
         self._waiting: dict[str, list[Part]] = {}
         self._packed: dict[str, torch.Tensor] = {}
         self._cache: PackedCache | None = None
@@ -42,16 +53,16 @@ class Packing:
     def begin(self, placements: Iterable[Placement]) -> list[Placement]:
         """Take what is in the cache. Returns what of the checkpoint is still to be read."""
         placements = list(placements)
-        sources = [placement.name for placement in placements if self._is_packed(placement)]
         if self.quantisation.keep:
-            self._cache = PackedCache.of(self.quantisation, self._checkpoint, sources, name=self._name)
+            packed = {p.name: _way(p, places) for p in placements if (places := self._packed_places(p))}
+            self._cache = PackedCache.of(
+                self.quantisation, self._checkpoint, packed, name=self._name, plugin=self._plugin
+            )
             if (found := self._cache.read()) is not None:
                 self._cache = None
-                for part in self.quantisation.parts:
-                    part.install(self.model, {name: found[f"{part.path}.{name}"] for name in part.matrices})
+                self._install(found)
                 own = {part.path for part in self.quantisation.parts if not isinstance(part, PackedHead)}
-                unread = {p.name for p in placements if p.destination.path in own and self._is_packed(p)}
-                return [placement for placement in placements if placement.name not in unread]
+                return [p for p in placements if p.name not in packed or p.destination.path not in own]
         for part in self.quantisation.parts:
             self._waiting.setdefault(part.source, []).append(part)
         return placements
@@ -73,11 +84,24 @@ class Packing:
             self._cache.write(self._packed)
         self._packed.clear()
 
-    def _is_packed(self, placement: Placement) -> bool:
-        """Whether all that a tensor fills is packed."""
+    def _install(self, found: Mapping[str, torch.Tensor]) -> None:
+        """Use packed rows from the cache, which are in the CPU's memory, where the model is."""
+        device = next(self.model.parameters()).device
+        for part in self.quantisation.parts:
+            part.install(self.model, {name: found[f"{part.path}.{name}"].to(device) for name in part.matrices})
+
+    def _packed_places(self, placement: Placement) -> list[Want]:
+        """What a tensor fills if all of that is packed; else nothing."""
         to = placement.destination
-        if to.path not in {part.source for part in self.quantisation.parts}:
-            return False
+        if to.path not in self._sources:
+            return []
         shape = self._checkpoint.tensors[placement.name].shape
         places = parts_of(self._layers[to.path], to, torch.empty(shape, device="meta"), self._config)
-        return all(tail == "weight" for _, tail in places)
+        return list(places) if all(tail == "weight" for _, tail in places) else []
+
+
+def _way(placement: Placement, places: list[Want]) -> list[object]:
+    """Where a tensor goes, in plain values: other ways fill the model differently."""
+    to, transform = placement.destination, placement.destination.transform
+    named = getattr(transform, "__qualname__", type(transform).__qualname__)  # an object that can be called has none
+    return [to.path, to.slot, to.tail, getattr(transform, "__module__", ""), named, places]

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Self
 
 import torch
 
+import fastgen
 from fastgen.config import cache_directory
 from fastgen.core.cache_entries import PARTIAL, is_full, locked, sync, tidy
 from fastgen.core.checkpoint import Checkpoint
@@ -48,22 +49,32 @@ class PackedCache:
 
     folder: Path
     family: str
-    """How the names of all its versions begin: what the checkpoint's directory has held before, packed the same way."""
+    """How the names of all its versions begin: what the checkpoint's directory has held before, and what older kernels
+    made of it."""
     key: str
     shapes: Shapes
     """Of each tensor, all uint8."""
 
     @classmethod
-    def of(cls, quantisation: Quantisation, checkpoint: Checkpoint, sources: Iterable[str], *, name: str) -> Self:
+    def of(
+        cls,
+        quantisation: Quantisation,
+        checkpoint: Checkpoint,
+        sources: Mapping[str, Sequence[object]],
+        *,
+        name: str,
+        plugin: str,
+    ) -> Self:
         """Where the packed weights of a checkpoint belong.
 
-        The key holds the form of the file, what is packed how, and the checkpoint: names, sizes and dates of its files
-        and some bytes of each weight, so that a copy elsewhere finds the same file, and another fine-tune of the same
-        size and date does not.
+        The key holds the form of the file, what is packed how, who says where each weight belongs and what that is, and
+        the checkpoint: names, sizes and dates of its files and some bytes of each weight, so that a copy elsewhere
+        finds the same file, and another fine-tune of the same size and date does not.
 
         Args:
-            sources: the checkpoint's tensors that are packed.
+            sources: the checkpoint's tensors that are packed, with where each goes, in plain values.
             name: what the user called the model.
+            plugin: whose weight map that is, with its version.
         """
         matrices = {
             f"{part.path}.{tensor}": matrix for part in quantisation.parts for tensor, matrix in part.matrices.items()
@@ -73,12 +84,14 @@ class PackedCache:
             for tensor, m in matrices.items()
         }
         # Weights of a wider format are rounded to the model's before they are packed.
-        layouts = sorted({layout for _, layout, *_ in forms.values()})
-        how = [_VERSION, quantisation.scheme, quantisation.dtype, layouts]
+        how = [quantisation.scheme, quantisation.dtype]
         directory = os.path.abspath(checkpoint.directory)
         stem = re.sub(r"[^\w-]+", "-", name.rstrip("/").rpartition("/")[2])[:48].strip("-") or "model"
         family = f"{stem}-{quantisation.scheme}-{_digest(directory, how)[:8]}-"
-        key = _digest(how, forms, _files(checkpoint, sources), _samples(checkpoint, sources))
+        whose = [_VERSION, fastgen.__version__, plugin]
+        key = _digest(
+            whose, how, forms, list(sources.items()), _files(checkpoint, sources), _samples(checkpoint, sources)
+        )
         shapes = {tensor: matrix.shape for tensor, matrix in matrices.items()}
         return cls(cache_directory() / "packed", family, key[:20], shapes)
 
@@ -107,6 +120,7 @@ class PackedCache:
         for tensor, (count, length) in self.shapes.items():
             found[tensor] = mapped[at : at + count * length].view(count, length)
             at += count * length
+        logger.info("packed weights mapped from %s (%s)", path, self._size)
         return found
 
     def write(self, packed: Mapping[str, torch.Tensor]) -> None:
@@ -118,6 +132,7 @@ class PackedCache:
                 if not held or (path.exists() and self._is_whole(path)):
                     return
                 self._write(packed, path)
+            logger.info("packed weights kept in %s (%s): the next start maps them", path, self._size)
             with suppress(OSError):  # room that cannot be made free is no reason to fail
                 tidy(self.folder, lambda entry: entry != path and self._is_older(entry))
         except OSError as error:
@@ -131,6 +146,10 @@ class PackedCache:
     @property
     def _bytes(self) -> int:
         return sum(count * length for count, length in self.shapes.values())
+
+    @property
+    def _size(self) -> str:
+        return f"{self._bytes / 2**20:,.1f} MiB"
 
     def _is_whole(self, path: Path) -> bool:
         """Whether the file is as long as its header says, and holds what it should, in order."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from fastgen.core.layers import Experts, Head, Linear
 from fastgen.core.quant.matrix import Matrix
+from fastgen.kernels.reference import mix_experts
 
 __all__ = ["PackedExperts", "PackedHead", "PackedLinear", "Part"]
 
@@ -125,22 +126,10 @@ class PackedExperts:
         weights: torch.Tensor,
         activation: str,
     ) -> torch.Tensor:
-        """The operation ``experts``, with ``gate_up`` and ``down`` packed ``[count, size]``: each expert runs once, on
-        all tokens that chose it."""
-        per_token = chosen.shape[1]
-        order = chosen.flatten().argsort(stable=True)  # choices, sorted by their expert
-        counts = chosen.flatten().bincount(minlength=self.gate_up.count).tolist()
-        inputs = x.index_select(0, order // per_token)
-        outputs = torch.empty_like(inputs)
-        first = 0
-        for expert, count in enumerate(counts):
-            if not count:
-                continue
-            rows = slice(first, first + count)
-            inner = self.gated(self.gate_up.linear(inputs[rows], gate_up[expert], None), activation)
-            outputs[rows] = self.down.linear(inner, down[expert], None)
-            first += count
-        outputs *= weights.flatten().index_select(0, order).unsqueeze(1).to(outputs.dtype)
-        # Each token's choices side by side, added in the order they were chosen, whatever else is in the pass.
-        sorted_back = torch.empty_like(outputs).index_copy_(0, order, outputs)
-        return sorted_back.view(len(x), per_token, -1).sum(1)
+        """The operation ``experts``, with ``gate_up`` and ``down`` packed ``[count, size]``."""
+
+        def run(expert: int, inputs: torch.Tensor, out: torch.Tensor) -> None:
+            inner = self.gated(self.gate_up.linear(inputs, gate_up[expert], None), activation)
+            out.copy_(self.down.linear(inner, down[expert], None))
+
+        return mix_experts(x, chosen, weights, self.gate_up.count, run)

@@ -53,6 +53,16 @@ class Quantisation:
         return any(isinstance(part, PackedHead) for part in self.parts)
 
     @property
+    def warnings(self) -> list[str]:
+        """What whoever asked for it should be told."""
+        if "torch" not in self.kernels:  # the reference
+            return []
+        return [
+            f"quantization: {self.scheme} runs in plain torch here, which unpacks the weights in every pass: they take "
+            "less memory, and passes take longer than without it; fastgen explain says why no faster kernel serves"
+        ]
+
+    @property
     def bytes_after(self) -> int:
         return sum(count * size for count, size in (m.shape for part in self.parts for m in part.matrices.values()))
 

@@ -35,7 +35,7 @@ class Library:
         self.binding: Any = None
         self.call: Callable[..., None]
         try:
-            self.binding = _load_binding(prebuilt(BINDING) or binding_file())
+            self.binding = _binding()
             self.call = self.binding.call
         except (BuildError, ImportError) as error:
             logger.info("CPU kernels are called through ctypes, which is slower: %s", error)
@@ -97,6 +97,15 @@ def _load_library(level: Level, lanes: int | None) -> ctypes.CDLL:
         except OSError as error:  # made for a newer system than this
             logger.info("the CPU kernels that came with the package are of no use here and are compiled: %s", error)
     return ctypes.CDLL(str(library_file(level, lanes=lanes)))
+
+
+def _binding() -> Any:
+    if (came := prebuilt(BINDING)) is not None:
+        try:
+            return _load_binding(came)
+        except ImportError as error:  # made for a newer system than this
+            logger.info("the binding that came with the package is of no use here and is compiled: %s", error)
+    return _load_binding(binding_file())
 
 
 def _load_binding(file: Path) -> Any:

@@ -193,6 +193,16 @@ def test_explain_says_what_becomes_of_the_weights(checkpoint):
     assert "quantisation" not in explain(checkpoint("mixtral: a router"))
 
 
+def test_plain_torch_is_warned_about(checkpoint):
+    """Which serves in float16: the library's kernels compute in others."""
+    (warning,) = explain(checkpoint("llama"), "--quantization", "int4", "--dtype", "float16")["warnings"]
+    assert warning.startswith("quantization: int4 runs in plain torch here")
+    assert "longer than without it" in warning
+    assert "\n" not in warning
+    assert "warnings" not in explain(checkpoint("llama"), "--quantization", "int4")
+    assert "warnings" not in explain(checkpoint("llama"), "--dtype", "float16")
+
+
 def test_explain_lists_the_kernels(checkpoint):
     kernels = explain(checkpoint("llama, tied"), "--quantization", "int8")["kernels"]
     packed = [kernel["sizes"] for kernel in kernels if kernel["operation"] == "quantised_linear"]

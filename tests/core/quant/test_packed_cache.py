@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -16,12 +17,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fastgen.core import loading
+import fastgen
+from fastgen.core import blueprint, loading
 from fastgen.core.cache_entries import locked
 from fastgen.core.engine import Engine
-from fastgen.core.quant import packed_cache
+from fastgen.core.plugin.loader import PluginRecord
+from fastgen.core.quant import Packing, packed_cache
+from fastgen.core.weight_map import split_qkv
 from fastgen.testing.checkpoints import tiny_llama
-from fastgen.testing.driver import HandDriver, load_decoder
+from fastgen.testing.driver import HandDriver, draw_model, load_decoder, without_memory
 from fastgen.types import SamplingParams
 
 WEIGHTS_LEFT = {"model.embed_tokens.weight", "model.norm.weight"} | {
@@ -185,15 +189,92 @@ def test_another_layout_of_the_kernels_is_not_mistaken(model, cache, monkeypatch
     first = logits(model)
     for kernel in {type(m.kernel) for p in plan_parts(model) for m in p.matrices.values()}:
         monkeypatch.setattr(kernel, "layout", lambda *_: "another-9")
+    (before,) = files(cache)
     assert torch.equal(logits(model), first)
     assert read[1] == read[0]
-    assert len(files(cache)) == 2
+    (after,) = files(cache)  # the superseded one is gone
+    assert after != before
 
 
 def plan_parts(directory: Path):
-    from fastgen.testing.driver import draw_model
-
     return draw_model(directory, quantization="int8").quantisation.parts
+
+
+def test_a_corrected_weight_map_packs_anew(model, monkeypatch, read):
+    first = logits(model)
+    real = blueprint.prepare
+
+    def swapped(config, checkpoint, weights):
+        attention = "model.layers.*.self_attn"
+        slots = {f"{attention}.k_proj": "blocks.*.attn.qkv[v]", f"{attention}.v_proj": "blocks.*.attn.qkv[k]"}
+        return real(config, checkpoint, weights.but(slots))
+
+    monkeypatch.setattr(blueprint, "prepare", swapped)
+    again = logits(model)
+    assert read[1] == read[0]
+    assert not torch.allclose(again, first, atol=0.1)
+    assert torch.equal(again, logits(model, packed_cache=False))
+
+
+def test_another_transform_that_fills_the_same_places_packs_anew(checkpoint, monkeypatch, read):
+    """Of Phi-3, whose queries, keys and values are one tensor in the file."""
+    directory = checkpoint("phi3: fused")
+    first = logits(directory)
+    real = blueprint.prepare
+
+    def values_first(tensor, config):
+        parts = split_qkv(tensor, config)
+        return {**parts, "k": parts["v"], "v": parts["k"]}
+
+    def swapped(config, checkpoint, weights):
+        rule = {"model.layers.*.self_attn.qkv_proj": ("blocks.*.attn.qkv", values_first)}
+        return real(config, checkpoint, weights.but(rule))
+
+    monkeypatch.setattr(blueprint, "prepare", swapped)
+    assert not torch.allclose(logits(directory), first, atol=0.1)
+    assert read[1] == read[0]
+
+
+def test_another_version_of_fastgen_or_of_the_plugin_packs_anew(model, cache, monkeypatch, read):
+    logits(model)
+    monkeypatch.setattr(fastgen, "__version__", "99.0.0")
+    logits(model)
+    monkeypatch.setattr(PluginRecord, "version", "99.0.0")
+    logits(model)
+    logits(model)
+    assert [names == WEIGHTS_LEFT for names in read] == [False, False, False, True]
+    assert len(files(cache)) == 1
+
+
+# ---- elsewhere than on the CPU ---------------------------------------------------------------------------------------
+
+
+def test_mapped_weights_follow_the_model_to_its_device(model):
+    """To torch's meta device, which every machine has."""
+    logits(model)
+    drawn = draw_model(model, quantization="int8")
+    assert drawn.quantisation is not None
+    elsewhere = without_memory(drawn.spec.load().build, drawn.model_config)
+    plugin = drawn.registry.record(drawn.spec.plugin).label
+    packing = Packing(
+        drawn.quantisation, elsewhere, drawn.model_config, drawn.checkpoint, name=drawn.files.name, plugin=plugin
+    )
+    assert {placement.name for placement in packing.begin(drawn.placements)} == WEIGHTS_LEFT
+    assert elsewhere.get_submodule("head.proj").weight.dtype == torch.uint8
+    assert {parameter.device.type for parameter in elsewhere.parameters()} == {"meta"}
+
+
+# ---- what is said ----------------------------------------------------------------------------------------------------
+
+
+def test_where_packed_weights_lie_is_logged(model, cache, caplog):
+    caplog.set_level(logging.INFO, logger="fastgen")
+    logits(model)
+    logits(model)
+    (file,) = files(cache)
+    written, mapped = (record.message for record in caplog.records if "packed weights" in record.message)
+    assert re.fullmatch(rf"packed weights kept in {re.escape(str(file))} \(0\.\d MiB\): .*", written)
+    assert re.fullmatch(rf"packed weights mapped from {re.escape(str(file))} \(0\.\d MiB\)", mapped)
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------

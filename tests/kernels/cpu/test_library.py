@@ -190,3 +190,18 @@ def test_a_forked_child_makes_its_own_threads() -> None:
         [sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=60, env=environment, check=False
     )
     assert (done.stdout.strip(), done.returncode) == ("0", 0), done.stderr
+
+
+def test_prebuilt_files_of_no_use_are_compiled(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a wheel was made on a newer system."""
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
+    (tmp_path / "prebuilt").mkdir()
+    for name in (build.LIBRARY.format(isa.best_level().name), build.BINDING):
+        (tmp_path / "prebuilt" / name).write_bytes(b"not a library")
+    with caplog.at_level("INFO", "fastgen"):
+        lib = Library(isa.best_level())
+    assert lib.op("fg_answer")
+    assert lib.binding is not None
+    assert sum("came with the package" in record.message for record in caplog.records) == 2
