@@ -474,6 +474,27 @@ def test_an_event_loop_is_woken_once_for_all_that_is_there() -> None:
     assert not list(Doorbell._of_loops), "a closed loop is not kept"
 
 
+def test_calls_that_were_not_delivered_keep_no_event_loop() -> None:
+    """The last of them may hold tasks, and so the loop; and nobody may come who calls once more."""
+    events = asyncio.new_event_loop()
+
+    async def ring() -> None:
+        running = asyncio.get_running_loop()
+        Doorbell.here().call(running.stop)
+        running.stop()
+
+    task = events.create_task(ring())
+    events.run_forever()
+    assert task.exception() is None
+    del task
+    events.close()
+    kept = weakref.ref(events)
+    assert kept() is events
+    del events
+    gc.collect()
+    assert kept() is None
+
+
 def test_an_async_stream_closed_while_it_begins_runs_nothing(
     pipe: Pipeline, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,8 +135,13 @@ class TestKernelsOfOthers:
         mine = Implementation("paged_attention", "plain", Plain)
         attention, _ = self.bind(mine, kv_dtype="auto")
         assert isinstance(attention.kernel, Plain)
-        with pytest.raises(ConfigError, match=r"kv_dtype: the attention kernel 'plain' cannot keep .* in int8"):
-            self.bind(mine)
+        attention, table = self.bind(mine)
+        assert table.choices[-1].chosen == "torch"
+        assert dict(table.choices[-1].rejected)["plain"] == "cannot keep keys and values in int8 (it knows: auto)"
+        assert attention.cache_spec.kv_dtype == "int8"
+        alone = KernelTable("cpu", "float32", [mine], kv_dtype="int8")
+        with pytest.raises(ConfigError, match=r"no kernel can run paged_attention .*plain: cannot keep .* in int8"):
+            CachedAttention(4, 2, 16).bind(alone)
 
     def test_one_that_declines(self):
         def supports(need: Need) -> str | None:

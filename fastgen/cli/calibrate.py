@@ -40,8 +40,8 @@ BUSY = 0.1
 @engine_options
 def calibrate(model: str, json_path: Path | None, plot_path: Path | None, config: EngineConfig) -> None:
     """Measure how long forward passes of 1, 2, 4, ... tokens of MODEL take, for some 20 seconds, and choose the token
-    budget: the smallest that reaches 95 % of the best throughput, or with --target-latency the largest up to there
-    whose pass stays within so many milliseconds.
+    budget: the smallest from 64 on that reaches 95 % of the best throughput, or with --target-latency the largest up to
+    there whose pass stays within so many milliseconds.
 
     The curve is remembered for this model, these options and this machine; engines started later take their budget
     from it, unless max_batch_tokens says otherwise.

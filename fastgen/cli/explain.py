@@ -88,6 +88,7 @@ def describe(drawn: Blueprint, options: EngineConfig) -> dict[str, Any]:
         },
         "passes": {
             "token_budget": f"{_budget(drawn.budget)} ({drawn.budget.reason})",
+            "sequences": _sequences(drawn, options),
             "policy": options.policy,
             "recorded": _recorded(drawn, options),
         },
@@ -146,6 +147,14 @@ def _alike(paths: list[str]) -> str:
 
 def _budget(budget: Budget) -> str:
     return "chosen at start" if budget.pending else str(budget.tokens)
+
+
+def _sequences(drawn: Blueprint, options: EngineConfig) -> str:
+    asked = options.max_sequences
+    if drawn.budget.pending:
+        return f"{asked} at once, or as many as a pass has tokens"
+    _, running = drawn.pass_limits(options)
+    return f"{running} at once" + (f" (max_sequences {asked}, cut to the tokens of a pass)" if running < asked else "")
 
 
 def _recorded(drawn: Blueprint, options: EngineConfig) -> str:

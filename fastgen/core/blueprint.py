@@ -23,6 +23,7 @@ from fastgen.core.layers.layer import building
 from fastgen.core.lora import LoraPlan, plan_loras
 from fastgen.core.plugin import ModelSpec, Registry, registry
 from fastgen.core.plugin.specs import describe_error, format_error
+from fastgen.core.policy import PolicyName, policy_named
 from fastgen.core.quant import Quantisation, plan_quantisation
 from fastgen.core.runtime.kv_cache import CachePlan, plan_cache
 from fastgen.core.setting import setting_of
@@ -67,6 +68,12 @@ class Blueprint:
     budget: Budget
     warnings: list[str]
 
+    def pass_limits(self, config: EngineConfig) -> tuple[int, int]:
+        """Most tokens of a pass and most sequences running at once, under the policy that the options name."""
+        longest = min(self.max_model_len, self.cache.tokens + 1)  # as in `Limits.most_tokens`
+        tokens = policy_named(config.policy).budget(self.budget.tokens, longest, config.max_sequences)
+        return tokens, min(config.max_sequences, tokens)
+
 
 def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     """Find the files, the plugin and the kernels, and check that all of it fits together.
@@ -98,7 +105,10 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     quantisation = None
     if config.quantization is not None:
         quantisation = plan_quantisation(skeleton, config.quantization, kernels, keep=config.packed_cache)
+        warnings += quantisation.warnings
     skeleton.bind(kernels)
+    head: Any = skeleton.head
+    kernels.choose("argmax", size=head.vocab_rows)  # the sampler's: to be told, and part of the setting
     placements = place(skeleton, weights, model_config, checkpoint, shapes)
     loras = plan_loras(
         config.lora,
@@ -115,6 +125,8 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
     weight_bytes = sum(p.numel() * p.element_size() for p in skeleton.parameters())  # some stay in float32
     weight_bytes += sum(lora.parameters for lora in loras) * dtype.itemsize
     cache = plan_cache(skeleton, config, dtype, device, max_model_len=max_model_len, weight_bytes=weight_bytes)
+    if config.target_latency is not None and config.max_batch_tokens is None:
+        warnings += _doubts_of_target(config.policy, config.target_latency)
     setting = setting_of(files, spec.plugin, kernels, dtype, device, config)
     return Blueprint(
         files=files,
@@ -138,6 +150,15 @@ def draw(model: str | Path, config: EngineConfig) -> Blueprint:
         budget=plan_budget(config, Calibration.remembered(setting)),
         warnings=warnings,
     )
+
+
+def _doubts_of_target(policy: PolicyName, milliseconds: float) -> list[str]:
+    if not policy_named(policy).whole_prompts:
+        return []
+    return [
+        f"target_latency: policy {policy} raises the token budget to what the longest prompt needs, so that passes may "
+        f"take longer than {milliseconds:g} ms; policy splitfuse keeps to it"
+    ]
 
 
 def _implementations(plugins: Registry) -> tuple[list[Implementation], list[tuple[str, str, str]]]:

@@ -28,14 +28,26 @@ from fastgen.config import EngineConfig, cache_directory
 from fastgen.core.json_file import read_json_object
 from fastgen.errors import ConfigError
 
-__all__ = ["DEFAULT_BUDGET", "SMALLEST_BUDGET", "Budget", "Calibration", "Point", "Setting", "plan_budget"]
+__all__ = [
+    "DEFAULT_BUDGET",
+    "SMALLEST_BUDGET",
+    "SMALLEST_UNASKED",
+    "Budget",
+    "Calibration",
+    "Point",
+    "Setting",
+    "plan_budget",
+]
 
 logger = logging.getLogger("fastgen")
 
 DEFAULT_BUDGET = 512
 """Tokens in a pass where nothing was measured."""
 SMALLEST_BUDGET = 8
-"""No budget that is chosen here is smaller: it is also the most sequences that can run at once."""
+"""No budget that is chosen here is smaller."""
+SMALLEST_UNASKED = 64
+"""Nor smaller than this one unless a target latency asks for it: no more sequences can run at once than the budget has
+tokens, and the others would wait."""
 LARGEST_BUDGET = 2048
 """Nor larger: where larger passes still gain, streams would wait seconds for each token."""
 SATURATED = 0.95
@@ -89,6 +101,10 @@ class Setting(_Model):
     threads: _Count
     options: dict[str, Any]
     """Engine options that bear upon it."""
+    adapters: bool
+    """Whether LoRA adapters are beside the model: their rows are told to its layers, and no pass is recorded."""
+    fastgen: str
+    """The version, whose kernels and passes these are."""
 
     @property
     def key(self) -> str:
@@ -107,9 +123,7 @@ def _canonical(setting: Setting) -> str:
 class Calibration(_Model):
     """A throughput curve, and what it was measured on."""
 
-    format: Literal[1] = 1
-    fastgen: str
-    """The version that measured it."""
+    format: Literal[2] = 2
     date: datetime
     setting: Setting
     context: Annotated[int, Field(ge=0)]
@@ -182,13 +196,16 @@ class Calibration(_Model):
             target_latency: milliseconds that a pass may take; unset: any.
         """
         last = self.points[-1].tokens
-        enough = max(last, DEFAULT_BUDGET) if self.cut_short else max(SMALLEST_BUDGET, self.saturated)
+        enough = max(last, DEFAULT_BUDGET) if self.cut_short else max(SMALLEST_UNASKED, self.saturated)
         if target_latency is None and self.cut_short:
             return Budget(
                 enough, f"{self._when} as far as {last} tokens, which does not show where throughput stops growing"
             )
         if target_latency is None:
-            return Budget(enough, f"{self._when}: {enough} tokens {self._reach(enough)}")
+            reached = f"{self._when}: {self.saturated} tokens {self._reach(self.saturated)}"
+            if enough == self.saturated:
+                return Budget(enough, reached)
+            return Budget(enough, f"{reached}; {enough} is the smallest budget unless a target latency asks for less")
         fitting = self.within(target_latency / 1000)
         if fitting < SMALLEST_BUDGET:
             return Budget(
@@ -221,15 +238,18 @@ class Calibration(_Model):
     def remembered(cls, setting: Setting) -> Self | None:
         """The calibration of this setting, if there is one that can be used."""
         path = _path(setting)
-        if not path.is_file():
-            return None
         try:
+            if not path.is_file():
+                return None
             found = cls.model_validate(read_json_object(path, max_bytes=_MAX_BYTES))
-        except (ConfigError, ValidationError) as error:
-            logger.debug("the calibration %s is left unread: %s", path, error)
-            return None
-        if not found.setting.same(setting):
-            logger.debug("the calibration %s is of another setting", path)
+            reason = None if found.setting.same(setting) else "it is of another setting"
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        except (ConfigError, OSError) as error:
+            reason = str(error)
+        if reason is not None:
+            logger.warning("the calibration %s is not used (%s); fastgen calibrate MODEL makes a new one", path, reason)
             return None
         return found
 

@@ -19,7 +19,7 @@ from fastgen.core.calibration import Calibration
 from fastgen.core.loading import load_model, tell
 from fastgen.core.lora import Loras
 from fastgen.core.measuring import Tick, calibrate, calibrate_at_start
-from fastgen.core.policy import Outcome, Scheduler, Sequence, policy_named
+from fastgen.core.policy import Outcome, Scheduler, Sequence
 from fastgen.core.processors import PluginProcessors
 from fastgen.core.request import Limits, Sampling, resolve
 from fastgen.core.runtime.choice import Choice, choice_of
@@ -28,7 +28,7 @@ from fastgen.core.runtime.kv_cache import KVCache
 from fastgen.core.runtime.ragged import RaggedBatchBuilder
 from fastgen.core.runtime.runner import PassResult, Runner
 from fastgen.core.runtime.sampler import LogitsProcessor, Sampler, SequenceSampler, make_processors
-from fastgen.errors import EngineClosedError, InvalidRequestError
+from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError
 from fastgen.kernels import cpu
 from fastgen.text import Tokenizer
 from fastgen.types import SamplingParams, StepOutput
@@ -98,9 +98,7 @@ class Engine:
             cache_tokens=blueprint.cache.tokens,
             loras=tuple(plan.name for plan in blueprint.loras),
         )
-        policy = policy_named(config.policy)
-        budget = policy.budget(self.max_batch_tokens, self.limits.most_tokens, config.max_sequences)
-        running = min(config.max_sequences, budget)
+        budget, running = blueprint.pass_limits(config)
         builder = RaggedBatchBuilder(
             max_tokens=budget,
             max_sequences=running,
@@ -166,11 +164,23 @@ class Engine:
             blueprint = calibrate_at_start(
                 lambda b, c: cls(b, c, loaded, None, loras), blueprint, config, progress=progress
             )
-        tell(blueprint, progress=progress)
+        tell(blueprint, config, progress=progress)
         return cls(blueprint, config, loaded, tokenizer, loras)
 
     def calibrate(self, *, tick: Tick | None = None) -> Calibration:
-        """Measure the throughput curve of the model, as `measuring.calibrate` does; only while nothing runs."""
+        """Measure the throughput curve of the model, as `measuring.calibrate` does; only while nothing runs.
+
+        Raises:
+            FastgenError: requests are in flight.
+            EngineClosedError: the engine was closed.
+        """
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        if self.has_work:
+            raise FastgenError(
+                f"the engine has work ({len(self._requests)} requests in flight), which measuring would disturb and be "
+                "disturbed by; calibrate before requests are added, or after the last has ended"
+            )
         model, loras = self._model, self.runner.loras
         return calibrate(lambda b, c: type(self)(b, c, model, None, loras), self.blueprint, self.config, tick=tick)
 

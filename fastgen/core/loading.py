@@ -8,6 +8,7 @@ import sys
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from fastgen.config import EngineConfig
 from fastgen.core.blueprint import Blueprint
 from fastgen.core.checkpoint import check_memory
 from fastgen.core.containers import Decoder
@@ -78,7 +79,7 @@ def load_model(blueprint: Blueprint, loras: Loras | None = None, *, progress: bo
     return model
 
 
-def tell(blueprint: Blueprint, *, progress: bool = False) -> None:
+def tell(blueprint: Blueprint, config: EngineConfig, *, progress: bool = False) -> None:
     """Log what was decided; the sizes go to standard error too if ``progress`` is shown."""
     cache, budget = blueprint.cache, blueprint.budget
     for told, reason in (
@@ -91,6 +92,15 @@ def tell(blueprint: Blueprint, *, progress: bool = False) -> None:
         logger.info("%s (%s)", told, reason)
         if progress:
             print(f"{told} ({reason})", file=sys.stderr)
+    _, running = blueprint.pass_limits(config)
+    if "max_sequences" in config.model_fields_set and running < config.max_sequences:
+        logger.warning(
+            "max_sequences: %d were asked for, and no more than %d can run at once, as many as a pass has tokens (%s); "
+            "raise max_batch_tokens",
+            config.max_sequences,
+            running,
+            budget.reason,
+        )
     for lora in blueprint.loras:
         logger.info("LoRA adapter %r: %d modules, from %s", lora.name, len(lora.targets), lora.directory)
     if defaults := model_defaults(blueprint.generation_config):

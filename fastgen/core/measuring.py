@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastgen.config import EngineConfig
-from fastgen.core.calibration import LARGEST_BUDGET, SMALLEST_BUDGET, Budget, Calibration, Point
+from fastgen.core.calibration import DEFAULT_BUDGET, LARGEST_BUDGET, SMALLEST_BUDGET, Budget, Calibration, Point
+from fastgen.core.plugin.specs import describe_error
 from fastgen.core.request import Limits
 from fastgen.errors import ConfigError, RequestFailedError
 from fastgen.types import SamplingParams, StepOutput
@@ -96,7 +96,6 @@ def calibrate(
     finally:
         engine.close()
     return Calibration(
-        fastgen=version("fastgen"),
         date=datetime.now(UTC).replace(microsecond=0),
         setting=blueprint.setting,
         context=context,
@@ -112,12 +111,18 @@ def calibrate_at_start(
     *,
     progress: bool = False,
 ) -> Blueprint:
-    """As `calibrate`, shorter; the curve is remembered if that is possible. Returns a blueprint with the budget."""
+    """As `calibrate`, shorter; the curve is remembered if that is possible. Returns a blueprint with the budget: the
+    default, with the reason, if measuring fails."""
     told = f"calibrating the token budget, once, for up to {SECONDS_AT_START:.0f} s"
     logger.info("%s", told)
     if progress:
         print(told, file=sys.stderr)
-    found = calibrate(open_engine, blueprint, config, seconds=SECONDS_AT_START)
+    try:
+        found = calibrate(open_engine, blueprint, config, seconds=SECONDS_AT_START)
+    except Exception as error:  # whatever it was, the model may serve all the same
+        reason = describe_error(error)
+        logger.warning("the token budget could not be calibrated, and is %d: %s", DEFAULT_BUDGET, reason)
+        return replace(blueprint, budget=Budget(DEFAULT_BUDGET, f"default: calibrating at start failed: {reason}"))
     try:
         found.remember()
     except ConfigError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.metadata import version
 
 import torch
 
@@ -18,7 +19,7 @@ from fastgen.kernels.ops import KernelTable
 __all__ = ["setting_of"]
 
 _INDIFFERENT = {
-    # where files come from, and who may use them
+    # where files come from, and who may use them; of adapters counts whether there are any
     *("revision", "token", "offline", "trust_remote_code", "load_bin", "adapter", "lora", "packed_cache"),
     # how much is kept, and who runs when
     *("max_sequences", "max_model_len", "num_blocks", "cache_memory", "prefix_caching"),
@@ -59,4 +60,6 @@ def setting_of(
         kernels=names,
         threads=config.threads or torch.get_num_threads(),
         options=config.model_dump(mode="json", exclude=_INDIFFERENT),
+        adapters=bool(config.lora),
+        fastgen=version("fastgen"),
     )

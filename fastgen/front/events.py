@@ -17,7 +17,11 @@ class Doorbell:
     """Calls from other threads into one event loop. Waking a loop is a system call, and a step may have something for
     hundreds of tasks: the loop is woken once for all that is there when it gets to look."""
 
-    _of_loops: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Doorbell]] = weakref.WeakKeyDictionary()
+    # Calls hold tasks, and tasks their loop. So its doorbell is kept by those who may ring it, and by a loop that has
+    # been rung until it has looked: one that is closed before that takes its calls with it.
+    _of_loops: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[Doorbell]]] = (
+        weakref.WeakKeyDictionary()
+    )
 
     def __init__(self, events: asyncio.AbstractEventLoop) -> None:
         self._events = weakref.ref(events)
@@ -28,9 +32,11 @@ class Doorbell:
     def here(cls) -> Doorbell:
         """The running event loop's."""
         events = asyncio.get_running_loop()
-        found = cls._of_loops.get(events)
+        known = cls._of_loops.get(events)
+        found = None if known is None else known()
         if found is None:
-            found = cls._of_loops[events] = cls(events)
+            found = cls(events)
+            cls._of_loops[events] = weakref.ref(found)
         return found
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
@@ -41,6 +47,7 @@ class Doorbell:
         """
         events = self._events()
         if events is None or events.is_closed():  # asked for each call: one that has been rung may close unheard
+            self._calls.clear()
             raise CallerGone("Event loop is closed")
         self._calls.append((function, args))
         if not self._rung:

@@ -132,7 +132,7 @@ class KernelTable:
         winner: Implementation | None = None
         rejected = [(name, reason) for broken, name, reason in self._broken if broken == operation]
         for one in by_rank:
-            reason = _reason_against(one, need)
+            reason = self._reason_against(one, need)
             if reason is None and winner is None:
                 winner = one
             else:
@@ -157,9 +157,13 @@ class KernelTable:
             self._shared[factory] = factory()
         return self._shared[factory]
 
-
-def _reason_against(one: Implementation, need: Need) -> str | None:
-    try:
-        return one.supports(need)
-    except Exception as error:  # a plugin's own: it must not cost others their model
-        return f"broken: {type(error).__name__}: {error}"
+    def _reason_against(self, one: Implementation, need: Need) -> str | None:
+        try:
+            reason = one.supports(need)
+            kept = need.sizes.get("kv_dtype")
+            if reason is not None or kept is None:
+                return reason
+            known = getattr(self.shared(one.function), "kv_dtypes", ("auto",))  # `PagedAttention`
+            return None if kept in known else f"cannot keep keys and values in {kept} (it knows: {', '.join(known)})"
+        except Exception as error:  # a plugin's own: it must not cost others their model
+            return f"broken: {type(error).__name__}: {error}"

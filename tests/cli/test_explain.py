@@ -33,7 +33,7 @@ def test_json(directory):
     facts = json.loads(explain(directory, "--json", "--num-blocks", "7").stdout)
     assert facts["geometry"]["layers"] == 2
     assert facts["memory"]["tokens_that_fit"] == 7 * 16
-    assert {kernel["operation"] for kernel in facts["kernels"]} >= {"linear", "paged_attention", "rotary"}
+    assert {kernel["operation"] for kernel in facts["kernels"]} >= {"linear", "paged_attention", "rotary", "argmax"}
 
 
 def test_a19_the_models_own_defaults_are_reported(tmp_path):
@@ -42,6 +42,16 @@ def test_a19_the_models_own_defaults_are_reported(tmp_path):
     (directory / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "eos_token_id": [2, 5]}')
     facts = json.loads(explain(str(directory), "--json").stdout)
     assert facts["sampling defaults (generation_config.json)"]["temperature"] == 0.6
+
+
+def test_how_many_sequences_run_at_once(directory):
+    def sequences(*options: str) -> str:
+        return json.loads(explain(directory, "--json", *options).stdout)["passes"]["sequences"]
+
+    assert sequences("--max-batch-tokens", "200") == "128 at once"
+    assert sequences("--max-batch-tokens", "20") == "20 at once (max_sequences 128, cut to the tokens of a pass)"
+    assert sequences("--max-batch-tokens", "20", "--policy", "whole-prompt") == "128 at once"
+    assert sequences("--target-latency", "5", "--threads", "77") == "128 at once, or as many as a pass has tokens"
 
 
 def test_it_reads_no_weights(directory, monkeypatch):

@@ -17,6 +17,7 @@ from fastgen.core.calibration import (
     DEFAULT_BUDGET,
     SATURATED,
     SMALLEST_BUDGET,
+    SMALLEST_UNASKED,
     Calibration,
     Point,
     Setting,
@@ -32,6 +33,8 @@ SETTING = Setting(
     kernels={"linear": "cpu"},
     threads=2,
     options={"block_size": 16, "quantization": None},
+    adapters=False,
+    fastgen="0.1.0",
 )
 
 
@@ -44,7 +47,6 @@ def cache(tmp_path, monkeypatch):
 def curve(times: dict[int, float], *, complete: bool = True) -> Calibration:
     """Milliseconds by size."""
     return Calibration(
-        fastgen="0.1.0",
         date=datetime(2026, 5, 17, 12, tzinfo=UTC),
         setting=SETTING,
         context=256,
@@ -62,7 +64,7 @@ def saturating(largest: int = 1024, *, base: float = 16.0, per_token: float = 1.
 
 
 def test_the_smallest_budget_that_saturates():
-    assert saturating().budget().tokens == 16
+    assert saturating(base=100).budget().tokens == 128
     assert saturating(base=200).budget().tokens == 256
     assert "calibrated 2026-05-17: 256 tokens reach 100 % of 1,000 tok/s" in saturating(base=200).budget().reason
 
@@ -73,7 +75,16 @@ def test_95_percent_are_enough_and_94_are_not():
 
 
 def test_a_curve_that_still_grows_gives_its_largest_size():
-    assert curve({1: 10, 2: 10, 4: 10, 8: 10, 16: 10, 32: 10}).budget().tokens == 32
+    assert curve({16: 10, 32: 10, 64: 10, 128: 10}).budget().tokens == 128
+
+
+def test_only_a_target_asks_for_so_few_tokens_that_sequences_have_to_wait():
+    early = saturating()
+    assert early.saturated == 16
+    assert early.budget().tokens == SMALLEST_UNASKED
+    assert "16 tokens reach 100 % of 1,000 tok/s; 64 is the smallest budget unless a target" in early.budget().reason
+    assert early.budget(42).tokens == 40
+    assert early.budget(1000).tokens == SMALLEST_UNASKED
 
 
 def test_a_curve_that_was_cut_off_says_nothing_of_where_it_flattens():
@@ -85,22 +96,24 @@ def test_a_curve_that_was_cut_off_says_nothing_of_where_it_flattens():
     assert cut.budget(1e9).tokens == DEFAULT_BUDGET
     assert curve(growing | {64: 20}, complete=False).budget().tokens == DEFAULT_BUDGET, "one size may be chance"
     flat = curve(growing | {64: 20, 128: 40}, complete=False)
-    assert flat.budget().tokens == 32, "it had flattened before it was cut off"
+    assert flat.saturated == 32
+    assert flat.budget().tokens == SMALLEST_UNASKED, "it had flattened before it was cut off"
 
 
 def test_a_flat_curve_and_a_single_point_give_the_smallest_budget_there_is():
-    assert curve({2**i: 10 * 2**i for i in range(8)}).budget().tokens == SMALLEST_BUDGET
-    for size in (1, 8):
-        assert curve({size: 3}).budget().tokens == SMALLEST_BUDGET
-    assert curve({64: 3}).budget().tokens == 64
+    assert curve({2**i: 10 * 2**i for i in range(8)}).budget().tokens == SMALLEST_UNASKED
+    for size in (1, 8, 64):
+        assert curve({size: 3}).budget().tokens == SMALLEST_UNASKED
+    assert curve({256: 3}).budget().tokens == 256
 
 
 def test_a_pass_that_was_disturbed_misleads_nobody():
     """A pass cannot take longer than one with more tokens, so the disturbed size is as good as the next."""
-    quiet = {1: 8.0, 2: 8, 4: 8, 8: 9, 16: 17, 32: 33, 64: 66}
-    disturbed = quiet | {1: 30, 4: 70.0}
+    quiet = {16: 8.0, 32: 8, 64: 8, 128: 9, 256: 17, 512: 33, 1024: 66}
+    disturbed = quiet | {16: 30, 64: 70.0}
     assert curve(disturbed).budget() == curve(quiet).budget()
-    assert curve(disturbed).budget(9.5).tokens == curve(quiet).budget(9.5).tokens == 8
+    assert curve(disturbed).budget(9.5).tokens == curve(quiet).budget(9.5).tokens == 136
+    assert curve(quiet).budget().tokens == 256
 
 
 def test_the_largest_budget_within_the_target():
@@ -137,13 +150,13 @@ def test_what_is_chosen_keeps_what_it_promises(found, target):
     if found.cut_short:
         assert enough == max(DEFAULT_BUDGET, sizes[-1])
     else:
-        assert enough == SMALLEST_BUDGET or enough in sizes
-    if enough > SMALLEST_BUDGET and not found.cut_short:
+        assert enough == SMALLEST_UNASKED or (enough > SMALLEST_UNASKED and enough in sizes)
+    if enough > SMALLEST_UNASKED and not found.cut_short:
         assert enough / found.seconds(enough) >= SATURATED * found.best * (1 - 1e-9)
-        smaller = [size for size in sizes if SMALLEST_BUDGET <= size < enough]
+        smaller = [size for size in sizes if size < enough]
         assert all(size / found.seconds(size) < SATURATED * found.best for size in smaller)
     chosen = found.budget(target)
-    assert SMALLEST_BUDGET <= chosen.tokens <= max(enough, SMALLEST_BUDGET)
+    assert SMALLEST_BUDGET <= chosen.tokens <= enough
     if "cannot be kept" in chosen.reason:
         assert chosen.tokens == SMALLEST_BUDGET
         assert sizes[-1] < SMALLEST_BUDGET or found.seconds(SMALLEST_BUDGET) > target / 1000 * (1 - 1e-9)
@@ -220,6 +233,8 @@ def test_what_was_remembered_is_found_again(cache):
         {"device": "Another processor"},
         {"kernels": {"linear": "torch"}},
         {"threads": 1},
+        {"adapters": True},
+        {"fastgen": "0.2.0"},
         {"options": {"block_size": 16, "quantization": "int8"}},
     ],
     ids=str,
@@ -246,7 +261,7 @@ def _change(**fields):
         lambda text: "[" * 100_000,
         lambda text: "[]",
         lambda text: "\x00" + text,
-        _change(format=2),
+        _change(format=1),
         _change(points=[]),
         _change(points=[{"tokens": 8, "seconds": -1, "passes": 3}]),
         _change(points=[{"tokens": 8, "seconds": 0, "passes": 3}]),
@@ -264,10 +279,22 @@ def test_damaged_ones_are_left_unread_and_replaced(damage, caplog):
     path.write_text(damage(path.read_text()))
     with caplog.at_level(logging.DEBUG, "fastgen"):
         assert Calibration.remembered(SETTING) is None
-    assert any(str(path) in record.getMessage() for record in caplog.records)
-    assert all(record.levelno == logging.DEBUG for record in caplog.records)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(path) in record.getMessage()
+    assert "\n" not in record.getMessage()
     saturating().remember()
     assert Calibration.remembered(SETTING) == saturating()
+
+
+def test_one_that_may_not_be_read_is_named(cache, monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(module.Path, "is_file", refuse)
+    assert Calibration.remembered(SETTING) is None
+    assert f"{cache}" in caplog.text
+    assert "Permission denied" in caplog.text
 
 
 def test_a_cache_that_cannot_be_written_is_named(cache):

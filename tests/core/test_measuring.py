@@ -11,7 +11,8 @@ from fastgen.core import calibration, measuring
 from fastgen.core.calibration import DEFAULT_BUDGET, SMALLEST_BUDGET, Calibration
 from fastgen.core.engine import Engine
 from fastgen.core.measuring import measure
-from fastgen.errors import ConfigError, RequestFailedError
+from fastgen.core.runtime.runner import Runner
+from fastgen.errors import ConfigError, EngineClosedError, FastgenError, RequestFailedError
 from fastgen.testing.adapters import random_lora
 from fastgen.testing.checkpoints import tiny_llama
 from fastgen.types import SamplingParams
@@ -185,6 +186,19 @@ def test_a_pass_that_fails_is_told(directory, monkeypatch):
             engine.calibrate()
 
 
+def test_only_an_idle_engine_is_measured(directory):
+    engine = load(directory)
+    engine.add([5, 6], SamplingParams(max_new_tokens=1))
+    with pytest.raises(FastgenError, match=r"has work \(1 requests in flight\)"):
+        engine.calibrate()
+    while engine.has_work:
+        engine.step()
+    assert engine.stats().failed == 0
+    engine.close()
+    with pytest.raises(EngineClosedError, match="is closed"):
+        engine.calibrate()
+
+
 # ---- at start ------------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +250,37 @@ def test_a_full_disk_costs_the_memory_and_not_the_start(directory, cache, caplog
     assert any("cannot be kept in" in record.getMessage() for record in caplog.records)
 
 
+def test_a_measurement_that_fails_costs_no_model(directory, cache, monkeypatch, caplog):
+    run = Runner.run
+    monkeypatch.setattr(Runner, "run", lambda *_: 1 / 0)
+    with load(directory, target_latency=5.0) as engine:
+        assert engine.max_batch_tokens == DEFAULT_BUDGET
+        budget = engine.blueprint.budget
+        assert (budget.tokens, budget.pending) == (DEFAULT_BUDGET, False)
+        assert "calibrating at start failed: " in budget.reason
+        assert "ZeroDivisionError" in budget.reason
+        assert "could not be calibrated, and is 512: " in caplog.text
+        assert not cache.exists()
+        monkeypatch.setattr(Runner, "run", run)
+        assert len(answer(engine)) == 20
+    with load(directory, target_latency=5.0, max_model_len=1) as engine:
+        assert "max_model_len" in engine.blueprint.budget.reason
+
+
+def test_a_number_of_sequences_that_is_cut_is_said(directory, caplog):
+    with load(directory, max_batch_tokens=16, max_sequences=17) as engine:
+        assert engine.scheduler.max_running == 16
+    assert "max_sequences: 17 were asked for, and no more than 16 can run at once" in caplog.text
+    caplog.clear()
+    for options in ({}, {"max_sequences": 16}, {"max_sequences": 17, "policy": "whole-prompt"}):
+        with load(directory, max_batch_tokens=16, **options):
+            assert "max_sequences" not in caplog.text, options
+
+
 def test_policies_raise_what_was_chosen_as_they_raise_what_was_asked_for(directory):
     with load(directory, target_latency=1e-6, policy="whole-prompt") as engine:
         assert engine.max_batch_tokens == SMALLEST_BUDGET
         assert engine.scheduler.max_batch_tokens > engine.max_model_len
+        assert any("policy whole-prompt raises the token budget" in text for text in engine.blueprint.warnings)
+    with load(directory, target_latency=1e-6) as engine:
+        assert engine.blueprint.warnings == []

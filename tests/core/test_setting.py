@@ -10,6 +10,7 @@ from fastgen.config import EngineConfig
 from fastgen.core import setting as module
 from fastgen.core.blueprint import draw
 from fastgen.core.setting import _INDIFFERENT
+from fastgen.testing.adapters import random_lora
 from fastgen.testing.checkpoints import tiny_llama
 
 
@@ -39,7 +40,9 @@ def test_a_fine_tune_shares_and_another_shape_does_not(directory, tmp_path):
     assert not deeper.same(setting(directory))
 
 
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"threads": 2}, {"block_size": 8}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"dtype": "bfloat16"}, {"threads": 2}, {"block_size": 8}, {"record_passes": False}], ids=str
+)
 def test_options_that_bear_upon_it(directory, options):
     assert setting(directory, **options).key != setting(directory).key
 
@@ -61,6 +64,22 @@ def test_another_processor_and_other_kernels(directory, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr("fastgen.kernels.cpu.IMPLEMENTATIONS", ())
     assert not setting(directory).same(before)
+
+
+def test_with_adapters_and_without(directory, tmp_path):
+    loras = [random_lora(tmp_path / name, {"model.layers.0.self_attn.q_proj": (32, 32)}, seed=1) for name in "ab"]
+    one, other = (setting(directory, lora={path.name: str(path)}) for path in loras)
+    assert one.key == other.key != setting(directory).key
+
+
+def test_another_version(directory, monkeypatch):
+    before = setting(directory)
+    monkeypatch.setattr(module, "version", lambda _: "9.9")
+    assert setting(directory).key != before.key
+
+
+def test_the_sampler_counts_too(directory):
+    assert "argmax" in setting(directory).kernels
 
 
 def test_every_option_named_is_one():

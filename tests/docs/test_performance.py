@@ -68,6 +68,7 @@ def test_constants(text: str) -> None:
     assert f"*prompt tokens / {measures.Sla().prompt_rate:g}* seconds" in text
     assert f"reaches {calibration.SATURATED:.0%}".replace("%", " %") in text
     assert f"where even {calibration.SMALLEST_BUDGET} tokens take longer, it is {calibration.SMALLEST_BUDGET}" in text
+    assert f"it is never less than {calibration.SMALLEST_UNASKED};" in text
     assert f"that it is flat, it is {calibration.DEFAULT_BUDGET} or the last size" in text
     assert f"after {measuring.CONTEXT} others" in text
     assert f"at {calibration.LARGEST_BUDGET:,} tokens" in text

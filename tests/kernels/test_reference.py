@@ -172,6 +172,22 @@ def test_values_in_keys(rules):
     check_attention(spec, 4, Scores(0.3, **RULES[rules]), torch.float32, 5)
 
 
+@pytest.mark.parametrize("other", [Scores(0.3), Scores(0.3, 6), Scores(-0.3), Scores(0.0)], ids=str)
+def test_layers_of_different_scores_share_a_pass(other):
+    """What torch does by itself is planned otherwise: a chunk after a capped layer's needs a mask of its own."""
+    kernel, spec = TorchPagedAttention(), CacheSpec(2, 8, 8)
+    for first, second in ((Scores(0.3, other.window, 1.5), other), (Scores(0.3, other.window), other)):
+        q, k, v = torch.randn(3, 11, 2, 8)
+        caches = [kernel.allocate(spec, 3, 4, torch.float32, torch.device("cpu")) for _ in range(2)]
+        for begin, end in ((0, 6), (6, 11)):  # the second goes on from the first
+            layout = make_layout([0], [end - begin], [begin], [[2, 0, 1]], 4)
+            rows = slice(begin, end)
+            for cache, scores in zip(caches, (first, second), strict=True):
+                got = kernel.attend(q[rows], k[rows], v[rows], cache, layout, scores)
+                want = naive_attention(q[rows], k[:end], v[:end], scores)
+                torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
+
+
 def check_attention(spec, heads, scores, dtype, block_size):
     """Random ragged passes over a cache that starts as NaN, with blocks handed out in random order."""
     rng = random.Random(heads * block_size)

@@ -72,7 +72,7 @@ class CachedAttention(nn.Module):
     def bind(self, kernels: KernelTable) -> None:
         """
         Raises:
-            ConfigError: no kernel serves this attention, or the chosen one does not know the cache's format.
+            ConfigError: no kernel serves this attention in the cache's format.
         """
         sizes: dict[str, int | str] = {
             "heads": self.heads,
@@ -88,14 +88,6 @@ class CachedAttention(nn.Module):
             sizes["kv_dtype"] = kernels.kv_dtype
         self.kernel = kernels.shared(kernels.choose("paged_attention", **sizes))
         self.cache_spec = replace(self.cache_spec, kv_dtype=kernels.kv_dtype)
-        known = getattr(self.kernel, "kv_dtypes", ("auto",))
-        if kernels.kv_dtype not in known:
-            chosen = next(one.chosen for one in kernels.choices if one.need.sizes == sizes)
-            raise ConfigError(
-                f"kv_dtype: the attention kernel {chosen!r} cannot keep keys and values in {kernels.kv_dtype} "
-                f"(it knows: {', '.join(known)}). Choose one of these, or leave the kernel's plugin out "
-                f"(FASTGEN_DISABLE_PLUGINS)."
-            )
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """``query [tokens, heads, head_dim]``, ``key [tokens, kv_heads, head_dim]``, ``value [tokens, kv_heads,
