@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -94,19 +95,19 @@ def load(
 
     Args:
         loaded: told the bytes of every tensor read, for a progress bar.
-        filled: told the path of every layer, once the last of its places is filled.
+        filled: told the path of every layer, once the last tensor planned for it is there.
     """
     layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
     where = {placement.name: placement.destination for placement in placements}
-    empty = {path: set(layer.want()) for path, layer in layers.items()}
+    to_come = Counter(destination.path for destination in where.values())
     for name, tensor in source.stream(where):
         path = where[name].path
         layer = layers[path]
         for (slot, tail), part in parts_of(layer, where[name], tensor, config).items():
             layer.load(slot, tail, part)
-            empty[path].discard((slot, tail))
         loaded(tensor.numel() * tensor.element_size())
-        if not empty[path]:
+        to_come[path] -= 1
+        if not to_come[path]:
             filled(path)
 
 

@@ -49,8 +49,9 @@ def test_version() -> None:
 
 def test_every_built_in_command_is_in_help_with_its_line() -> None:
     lines = CliRunner().invoke(main, ["--help"]).output.splitlines()
+    width = max(map(len, COMMANDS))
     for name, (_, text) in COMMANDS.items():
-        assert f"  {name:<8}  {text}" in lines
+        assert f"  {name:<{width}}  {text}" in lines
 
 
 def test_plugin_command_runs_and_is_listed_apart(fastgen: Run, site: FakeSite) -> None:
