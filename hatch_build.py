@@ -1,6 +1,7 @@
 """Wheels that bring the CPU kernels, for people without a compiler: ``FASTGEN_PREBUILD=1 pip wheel --no-deps .``
 
-Without that variable a wheel is pure Python, and the kernels are compiled at first use.
+1 stands for every instruction set of this kind of machine, names (``x86-64-v3,generic``) for these alone. Without that
+variable a wheel is pure Python, and the kernels are compiled at first use.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class PrebuiltKernels(BuildHookInterface):  # type: ignore[type-arg]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name != "wheel" or version == "editable" or os.environ.get("FASTGEN_PREBUILD") != "1":
+        wanted = os.environ.get("FASTGEN_PREBUILD", "0")
+        if self.target_name != "wheel" or version == "editable" or wanted == "0":
             return
         sys.path.insert(0, self.root)
         compiler, isa = self._load("compiler"), self._load("isa")
@@ -32,13 +34,16 @@ class PrebuiltKernels(BuildHookInterface):  # type: ignore[type-arg]
         self._scratch = tempfile.TemporaryDirectory()
         made = {}
         for level in isa.LEVELS:
-            if not level.machines or platform.machine() in level.machines:
+            here = not level.machines or platform.machine() in level.machines
+            if level.name in wanted.split(",") or (wanted == "1" and here):
                 file = self._scratch_file(f"fastgen_cpu-{level.name}.so")
                 flags = (*compiler.CXX_FLAGS, *level.flags)
                 compiler.compile_to(
                     file, compiler.compiler("c++"), sources, flags, link=("-static-libstdc++", "-static-libgcc")
                 )
                 made[file] = f"{HOME}/prebuilt/{file.name}"
+        if not made:
+            raise ValueError(f"FASTGEN_PREBUILD={wanted}: give 1, or some of {[level.name for level in isa.LEVELS]}")
         binding = self._scratch_file("fastgen_cpu_binding.abi3.so")
         source = Path(self.root) / HOME / "src" / "binding.c"
         compiler.compile_to(binding, compiler.compiler("cc"), [source], compiler.binding_flags())
