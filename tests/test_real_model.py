@@ -105,6 +105,7 @@ def perplexity(real_model, repository):
     return measure
 
 
+@pytest.mark.thorough
 def test_perplexity_with_a_cache_of_8_bits(perplexity):
     whole, short = (perplexity(dtype="float32", kv_dtype=kv_dtype) for kv_dtype in ("auto", "int8"))
     assert 0 < abs(short / whole - 1) < 0.005

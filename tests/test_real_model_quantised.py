@@ -10,7 +10,7 @@ import pytest
 
 from fastgen import Engine, SamplingParams
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_model]
+pytestmark = [pytest.mark.thorough, pytest.mark.real_model]
 
 PIECES, LENGTH = 4, 500
 
