@@ -21,7 +21,7 @@ _HOMES = {
     "Engine": "fastgen.core.engine",
     "EngineClosedError": "fastgen.errors",
     "EngineConfig": "fastgen.config",
-    "EngineStats": "fastgen.core.engine",
+    "EngineStats": "fastgen.core.stats",
     "FastgenError": "fastgen.errors",
     "InvalidRequestError": "fastgen.errors",
     "ModelNotFoundError": "fastgen.errors",
@@ -39,7 +39,8 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from fastgen.config import EngineConfig
-    from fastgen.core.engine import Engine, EngineStats
+    from fastgen.core.engine import Engine
+    from fastgen.core.stats import EngineStats
     from fastgen.errors import (
         CheckpointError,
         ConfigError,

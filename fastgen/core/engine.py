@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ from fastgen.core.runtime.kv_cache import KVCache
 from fastgen.core.runtime.ragged import RaggedBatchBuilder
 from fastgen.core.runtime.runner import PassResult, Runner
 from fastgen.core.runtime.sampler import LogitsProcessor, Sampler, SequenceSampler, make_processors
+from fastgen.core.stats import EngineStats
 from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError
 from fastgen.kernels import cpu
 from fastgen.text import Tokenizer
@@ -36,32 +37,6 @@ from fastgen.types import SamplingParams, StepOutput
 __all__ = ["Engine", "EngineStats"]
 
 logger = logging.getLogger("fastgen")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Counts since the engine started, and its state now."""
-
-    passes: int
-    tokens: int
-    """Run through the model, prompt and answer, recomputed ones too."""
-    sampled: int
-    """Tokens of answers."""
-    failed: int
-    """Choices that ended with an error."""
-    seconds: float
-    """Spent in passes."""
-    running: int
-    waiting: int
-    preemptions: int
-    total_blocks: int
-    used_blocks: int
-    cached_blocks: int
-    """Held by nobody, kept for prompts with the same beginning."""
-    peak_blocks: int
-    """Most that were in use at once."""
-    prefix_hit_tokens: int
-    prefix_queried_tokens: int
 
 
 class Engine:
