@@ -15,46 +15,43 @@ inline Floats copy_sign(Floats size, Floats sign) {
 // 2^n, n in -126 .. 127.
 inline Floats power_of_two(Ints n) { return (Floats)((n + 127) << 23); }
 
-// e^x: 0 at minus infinity, infinity where it does not fit, NaN for NaN. e^x = 2^n e^r, with a polynomial for e^r of
-// |r| <= ln(2) / 2 (Cephes' expf); 2^n in two factors, as 2^128 and 2^-149 are none.
+// e^x = 2^n e^r, with a polynomial for e^r of |r| <= ln(2) / 2 (Cephes' expf).
+struct Power {
+  Floats rest;  // e^r
+  Ints n;
+};
+
+inline Power power(Floats x) {
+  const Floats round = splat(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  Floats shifted = x * 1.44269504f + round;
+  Floats whole = shifted - round;
+  Floats r = x - whole * 0.693359375f;
+  r = r + whole * 2.12194440e-4f;
+  Floats p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  return {p * (r * r) + r + 1.f, (Ints)shifted - (Ints)round};
+}
+
+// e^x: 0 at minus infinity, infinity where it does not fit, NaN for NaN. 2^n in two factors, as 2^128 and 2^-149 are
+// none.
 inline Floats exp(Floats x) {
   Ints vanishes = x < -104.f;  // kept out of the arithmetic: processors are slow where results underflow
   x = vanishes ? Floats{} : x;
   x = x > 89.f ? splat(89.f) : x;
-  const Floats round = splat(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  Floats shifted = x * 1.44269504f + round;
-  Ints n = (Ints)shifted - (Ints)round;
-  Floats whole = shifted - round;
-  Floats r = x - whole * 0.693359375f;
-  r = r + whole * 2.12194440e-4f;
-  Floats p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.f;
-  Ints half = n >> 1;
-  return vanishes ? Floats{} : p * power_of_two(half) * power_of_two(n - half);
+  Power e = power(x);
+  Ints half = e.n >> 1;
+  return vanishes ? Floats{} : e.rest * power_of_two(half) * power_of_two(e.n - half);
 }
 
 // e^x of what is not above 0, with less work: 0 from where the result is no normal number any more.
 inline Floats exp_of_negative(Floats x) {
-  const Floats round = splat(12582912.f);
-  Floats shifted = x * 1.44269504f + round;
-  Ints n = (Ints)shifted - (Ints)round;
-  Floats whole = shifted - round;
-  Floats r = x - whole * 0.693359375f;
-  r = r + whole * 2.12194440e-4f;
-  Floats p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.f;
+  Power e = power(x);
   Ints counts = (x >= -87.f) | (x != x);
-  return (Floats)((Words)(p * power_of_two(n)) & (Words)counts);
+  return (Floats)((Words)(e.rest * power_of_two(e.n)) & (Words)counts);
 }
 
 // Odd polynomial (Cephes' tanhf) where 1 - 2 / (e^2x + 1) would cancel.
