@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -114,6 +116,27 @@ def test_b7_the_time_limit_never_strikes_late(plain: Tokenizer) -> None:
         with contextlib.suppress(InvalidRequestError):
             assert chat.render(plain._hf, USER, seconds=turn * 2e-5)
         assert sum(range(2000)) == 1999000
+
+
+def test_b7_the_time_limit_leaves_nothing_behind_in_the_interpreter(plain: Tokenizer) -> None:
+    """CPython 3.11 goes on to look for an exception that was taken back, at every call, and hangs under a profiler."""
+    plain.render_chat(USER)
+    for turn in range(20):
+        with contextlib.suppress(InvalidRequestError):
+            chat.render(plain._hf, USER, seconds=turn * 1e-4)
+    finished = threading.Event()
+
+    def profiled() -> None:
+        sys.setprofile(lambda frame, kind, argument: None)
+        list(map(str.upper, "once"))
+        called_by_python()
+        sys.setprofile(None)
+        finished.set()
+
+    def called_by_python() -> None: ...
+
+    threading.Thread(target=profiled, daemon=True).start()
+    assert finished.wait(30)
 
 
 def test_b7_generation_prompt_and_continuation_exclude_each_other(plain: Tokenizer) -> None:
