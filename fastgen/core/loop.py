@@ -21,7 +21,7 @@ from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError
 from fastgen.text import Tokenizer
 from fastgen.types import Chunk, SamplingParams, StepOutput, TokenLogprob
 
-__all__ = ["CallerGone", "EngineLike", "EngineLoop", "Sink", "Submission", "in_batch"]
+__all__ = ["CallerGone", "EngineLike", "EngineLoop", "Loop", "Sink", "Submission", "in_batch"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,31 @@ class Submission:
     params: SamplingParams
     sink: Sink
     chat: bool = False
+
+
+class Loop(Protocol):
+    """Whoever runs requests for a front: an engine in this process (``EngineLoop``), in another one, or several. Every
+    method may be called from any thread."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is taken any more."""
+
+    def new_request_id(self) -> str:
+        """A name no other request of this loop has."""
+
+    def submit(self, submissions: Sequence[Submission]) -> Future[None]:
+        """Hand in requests, all or none: they run only if every one is accepted.
+
+        The future holds ``None``, or the ``InvalidRequestError`` of the first that was refused, saying which one; or
+        the ``EngineClosedError`` of an engine that went before it answered.
+
+        Raises:
+            EngineClosedError: nothing is taken any more; says why.
+        """
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its sink gets last chunks with reason ``abort``. One that is unknown or over is ignored."""
 
 
 @dataclass(frozen=True, slots=True)

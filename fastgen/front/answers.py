@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from fastgen.core.collector import ResponseBuilder
-from fastgen.core.loop import EngineLoop, Sink, Submission
+from fastgen.core.loop import Loop, Sink, Submission
 from fastgen.errors import EngineClosedError, FastgenError
 from fastgen.front.events import Doorbell
 from fastgen.front.progress import Bar
@@ -43,7 +43,7 @@ class WholeResponse:
         self._done(error)
 
 
-def submissions(loop: EngineLoop, call: Call, make_sink: Callable[[int, ResponseBuilder], Sink]) -> list[Submission]:
+def submissions(loop: Loop, call: Call, make_sink: Callable[[int, ResponseBuilder], Sink]) -> list[Submission]:
     """A submission for each prompt of a call; ``make_sink`` gets the prompt's place and its builder."""
     made = []
     for index, prompt in enumerate(call.prompts):
@@ -54,7 +54,7 @@ def submissions(loop: EngineLoop, call: Call, make_sink: Callable[[int, Response
     return made
 
 
-def answers(loop: EngineLoop, call: Call, *, progress: bool = False) -> list[Response]:
+def answers(loop: Loop, call: Call, *, progress: bool = False) -> list[Response]:
     """The responses to a call, in the order of its prompts. Whatever ends the wait early, Ctrl-C too, aborts what still
     runs.
 
@@ -82,7 +82,7 @@ def answers(loop: EngineLoop, call: Call, *, progress: bool = False) -> list[Res
     return [responses[index] for index in range(len(requests))]
 
 
-async def async_answers(loop: EngineLoop, call: Call) -> list[Response]:
+async def async_answers(loop: Loop, call: Call) -> list[Response]:
     """As ``answers``, in the running event loop. Cancelling aborts what still runs."""
     running, doorbell = asyncio.get_running_loop(), Doorbell.here()
     futures: list[asyncio.Future[Answer]] = [running.create_future() for _ in call.prompts]
@@ -106,7 +106,7 @@ async def async_answers(loop: EngineLoop, call: Call) -> list[Response]:
         raise
 
 
-def _abort(loop: EngineLoop, requests: list[Submission]) -> None:
+def _abort(loop: Loop, requests: list[Submission]) -> None:
     for request in requests:
         loop.abort(request.request_id)
 

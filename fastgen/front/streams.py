@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Self
 
 from fastgen.core.collector import ResponseBuilder
-from fastgen.core.loop import EngineLoop, Sink, Submission
+from fastgen.core.loop import Loop, Sink, Submission
 from fastgen.errors import EngineClosedError, FastgenError
 from fastgen.front.answers import submissions
 from fastgen.front.events import Doorbell
@@ -44,7 +44,7 @@ class _Forward:
 class _Stream:
     """What both kinds of stream share: the state of one request and the way to end it."""
 
-    def __init__(self, loop: EngineLoop, owner: object) -> None:
+    def __init__(self, loop: Loop, owner: object) -> None:
         self._loop = loop
         self._owner = owner  # must not know the stream: a dropped one ends its request at once, not at a collection
         self._builder: ResponseBuilder | None = None
@@ -104,7 +104,7 @@ class _Stream:
 class ChunkStream(_Stream, Iterator[Chunk]):
     """The chunks of one request as they are generated. Closing or dropping it early aborts the request."""
 
-    def __init__(self, loop: EngineLoop, call: Call, owner: object = None) -> None:
+    def __init__(self, loop: Loop, call: Call, owner: object = None) -> None:
         """Hands the request in.
 
         Args:
@@ -146,7 +146,7 @@ class AsyncChunkStream(_Stream, AsyncIterator[Chunk]):
     """The same for ``async for``, in any event loop. The request is handed in when the first chunk is asked for;
     what is wrong with it is raised there. Cancelling, closing or dropping it aborts the request."""
 
-    def __init__(self, loop: EngineLoop, prepare: Callable[[], Call], owner: object = None) -> None:
+    def __init__(self, loop: Loop, prepare: Callable[[], Call], owner: object = None) -> None:
         """``owner``: as for ``ChunkStream``."""
         super().__init__(loop, owner)
         self._prepare: Callable[[], Call] | None = prepare  # may hold the owner, too

@@ -1,0 +1,1 @@
+"""Bytes between processes: an engine in a process of its own, and the messages it speaks."""
