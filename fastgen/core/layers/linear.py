@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -66,6 +66,6 @@ class Linear(Layer):
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {self.slots}, bias={self.bias is not None}"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # typed for callers
-        result: torch.Tensor = super().__call__(*args, **kwargs)
-        return result
+    if TYPE_CHECKING:  # typed for callers; at run time another call for each product would cost
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor: ...

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -177,3 +179,18 @@ def test_steps_come_again_in_their_place():
     assert [one[0, 0].item() for one in seen] == [6, 12]
     again(lambda: seen.append(None))  # outside, nothing
     assert len(seen) == 2
+
+
+def test_recording_does_not_bring_in_the_compiler():
+    """torch would import its own at the first operation, which costs the first answer a second."""
+    code = (
+        "import sys, torch\nfrom fastgen.kernels.cpu import tape\n"
+        "before = 'torch._dynamo' in sys.modules\n"
+        "x = torch.ones(3)\n"
+        "torch.inference_mode().__enter__()\n"
+        "with tape.recording(tape.Arena(4096)) as written: y = x + 1\n"
+        "x.fill_(4)\nwritten.replay()\n"
+        "print(before, int(y[0]), 'torch._dynamo' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "5", "False"], "before; what a replay computed; after"
