@@ -34,6 +34,10 @@ class Stage:
     def push(self, token: str) -> str:
         raise NotImplementedError
 
+    def raw(self, token: str) -> str | bytes:
+        """What one token stands for in the middle of a text; bytes, where they need not be whole characters."""
+        return self.push(token)
+
     def flush(self) -> str:
         """What is held back at the end."""
         return ""
@@ -64,11 +68,13 @@ class ByteLevel(Stage):
         self._table = byte_of_character()
 
     def push(self, token: str) -> str:
+        return self._decoder.decode(self.raw(token))
+
+    def raw(self, token: str) -> bytes:
         try:
-            raw = bytes([self._table[character] for character in token])
+            return bytes([self._table[character] for character in token])
         except KeyError:  # an added token, written in plain text
-            raw = token.encode("utf-8")
-        return self._decoder.decode(raw)
+            return token.encode("utf-8")
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -104,6 +110,10 @@ class ByteFallback(Stage):
                 out += REPLACEMENT * error.end  # the ill-formed part is at the start: what went before has gone out
                 self._held = self._held[error.end :]
         return out
+
+    def raw(self, token: str) -> str | bytes:
+        byte = self._byte(token)
+        return token if byte is None else bytes([byte])
 
     def flush(self) -> str:
         held, self._held = self._held, b""
@@ -200,6 +210,15 @@ class Chain:
         for stage in self._stages:
             token = stage.push(token)
         return token
+
+    def raw(self, token: str) -> bytes:
+        """The bytes of one token in the middle of a text. For a chain that has begun and holds nothing."""
+        for stage in self._stages:
+            result = stage.raw(token)
+            if isinstance(result, bytes):  # the stages after it look at the start of the text alone
+                return result
+            token = result
+        return token.encode("utf-8")
 
     def flush(self) -> str:
         text = ""

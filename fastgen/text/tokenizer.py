@@ -11,7 +11,7 @@ from typing import Any
 
 from fastgen.errors import CheckpointError, ConfigError, InvalidRequestError
 from fastgen.text import chat
-from fastgen.text.decoders import Chain, Decoder, IdFilter, Window, chain_factory
+from fastgen.text.decoders import REPLACEMENT, Chain, Decoder, IdFilter, Window, chain_factory
 from fastgen.types import Message
 
 __all__ = ["Tokenizer"]
@@ -68,11 +68,15 @@ class Tokenizer:
                 f"{directory} holds no tokenizer (none of {', '.join(_FILES[:4])}, ...). Copy the model's tokenizer"
                 " files there, or work with token ids alone"
             )
-        from transformers import AutoTokenizer
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(
-                str(directory), local_files_only=True, use_fast=True, trust_remote_code=trust_remote_code
+                str(directory),
+                local_files_only=True,
+                use_fast=True,
+                trust_remote_code=trust_remote_code,
+                config=_plain_config(directory),
             )
             loaded = cls(tokenizer, name=directory.name)
         except Exception as error:  # many kinds, from three libraries and perhaps the checkpoint's own code
@@ -89,6 +93,17 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return bool(self._hf.chat_template)
+
+    def template_text(self, template: str | None = None, *, tools: bool = False) -> str | None:
+        """The Jinja text that ``render_chat`` would render for this ``template``, with ``tools`` or without. ``None``
+        where there is none."""
+        own = self._hf.chat_template
+        if isinstance(own, dict):
+            names = [template] if template is not None else ["tool_use", "default"] if tools else ["default"]
+            found = next((own[name] for name in names if name in own), template)
+        else:
+            found = template or own
+        return found if isinstance(found, str) and "{" in found else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. ``add_special_tokens``: let the tokenizer add BOS and the like, as it was trained.
@@ -172,6 +187,24 @@ class Tokenizer:
             self._texts[token_id] = text
         return text
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The UTF-8 that one token adds inside an answer, which may be part of a character; ``None`` for special tokens
+        and ids without a token, which add nothing, and where a decoder in plain Python does not tell. Never raises.
+
+        At the very start of an answer a tokenizer may leave out a leading space that is in these bytes.
+        """
+        if token_id in self._special:
+            return None
+        if self._new_chain is None:
+            text = self.token_text(token_id)
+            return text.encode("utf-8") if text and REPLACEMENT not in text else None
+        piece = self._piece(token_id)
+        if piece is None:
+            return None
+        chain = self._new_chain()
+        chain.begin()
+        return chain.raw(piece)
+
     def decoder(self, *, skip_special_tokens: bool) -> Decoder:
         """A fresh incremental decoder of token ids, for one answer."""
         skip = self._special if skip_special_tokens else frozenset[int]()
@@ -235,6 +268,29 @@ def _new_chain(tokenizer: Any) -> Callable[[], Chain] | None:
 def _special_ids(tokenizer: Any) -> frozenset[int]:
     added = tokenizer.added_tokens_decoder
     return frozenset(tokenizer.all_special_ids) | {token for token, entry in added.items() if entry.special}
+
+
+def _plain_config(directory: Path) -> Any:
+    """What transformers looks at in a model's config to choose a tokenizer's class, where the tokenizer's own config
+    names a class of the library's. ``None`` where it does not: then transformers makes the model's config of its
+    family's class, and imports modelling code for that, which takes longer than reading most tokenizers."""
+    from transformers.configuration_utils import PreTrainedConfig
+
+    try:
+        own = json.loads((directory / "tokenizer_config.json").read_bytes())
+        model = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(own, dict) or not isinstance(model, dict) or "auto_map" in own or "auto_map" in model:
+        return None
+    if not isinstance(own.get("tokenizer_class"), str) or not isinstance(model.get("model_type"), str):
+        return None
+    config = PreTrainedConfig()
+    config.model_type, config.tokenizer_class = model["model_type"], model.get("tokenizer_class")
+    config._name_or_path = str(directory)
+    if "model_name" in model:
+        config.model_name = model["model_name"]
+    return config
 
 
 def _encode_problem(text: str, error: Exception) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +94,40 @@ def test_a_broken_tokenizer_file(tmp_path: Path, content: str) -> None:
     with pytest.raises(CheckpointError, match="cannot be loaded") as caught:
         Tokenizer.load(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen2", "mistral", "deepseek_v3", "unheard_of", None])
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "GPT2Tokenizer", "LlamaTokenizerFast", "Unheard", None])
+def test_the_class_is_the_one_transformers_chooses(tmp_path: Path, kind: str | None, model_type: str | None) -> None:
+    byte_tokenizer(tmp_path)
+    own = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"tokenizer_class": kind}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in own.items() if v is not None}))
+    model = {"model_type": model_type, "vocab_size": 259}
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in model.items() if v is not None}))
+    try:
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+    except Exception:  # it cannot: nor can we
+        with pytest.raises(CheckpointError):
+            Tokenizer.load(tmp_path)
+        return
+    ours = Tokenizer.load(tmp_path)
+    assert type(ours._hf) is type(theirs)
+    assert ours.encode("Once upon é") == theirs.encode("Once upon é")
+
+
+def test_a_tokenizer_brings_in_no_modelling_code(tmp_path: Path) -> None:
+    """transformers' `AutoTokenizer` makes the model's config, whose class imports a good part of it and of torch."""
+    byte_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    code = (
+        "import sys; from pathlib import Path; from fastgen.text import Tokenizer\n"
+        "from transformers import AutoTokenizer\n"
+        "def there(): return 'transformers.models.llama.configuration_llama' in sys.modules\n"
+        "Tokenizer.load(Path(sys.argv[1])); ours = there()\n"
+        "AutoTokenizer.from_pretrained(sys.argv[1]); print(ours, there())"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "True"], "ours; and theirs, the control"
 
 
 @pytest.fixture
