@@ -13,6 +13,7 @@ __all__ = ["main"]
 COMMANDS = {
     "generate": ("fastgen.cli.generate:generate", "Generate text from prompts, files or standard input."),
     "chat": ("fastgen.cli.chat:chat", "Talk with a model."),
+    "serve": ("fastgen.cli.serve:serve", "Serve a model over HTTP (as OpenAI does) and gRPC."),
     "models": ("fastgen.cli.models:models", "List the model architectures that can be served."),
     "plugins": ("fastgen.cli.plugins:plugins", "List, check, install and begin plugins."),
     "explain": ("fastgen.cli.explain:explain", "Show how a model would be served, and why."),

@@ -1,11 +1,11 @@
-"""Engine and sampling options as flags, made from the fields of the pydantic models, so that none can be forgotten."""
+"""Engine, server and sampling options as flags, made from the fields of the models, so that none can be forgotten."""
 
 from __future__ import annotations
 
 import functools
 import json
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -17,12 +17,14 @@ from fastgen.config import EngineConfig
 from fastgen.errors import ConfigError, InvalidRequestError
 from fastgen.types import SamplingParams
 
-__all__ = ["SectionedCommand", "engine_options", "sampling_options", "with_only_lora"]
+__all__ = ["SectionedCommand", "engine_options", "sampling_options", "server_options", "with_only_lora"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TOML = "fastgen.toml"
-_ENGINE, _SAMPLING = "engine__", "sampling__"
+_ENGINE, _SAMPLING, _SERVER = "engine__", "sampling__", "server__"
+_TABLES = ("sampling", "server")
+"""Tables of a config file; engine options stand before them."""
 # The engine's seed makes every request of a run repeatable and still lets two of them differ.
 _NOT_FLAGS = {"seed"}
 # A request's field `lora` is a name, the engine's option the adapters there are: `--lora NAME=DIRECTORY` loads.
@@ -94,7 +96,7 @@ def engine_options(function: F) -> F:
     @functools.wraps(function)
     def call(*args: Any, **values: Any) -> Any:
         given = _given(values, _ENGINE, EngineConfig)
-        options = {k: v for k, v in _toml().items() if k != "sampling"}
+        options = {k: v for k, v in _toml().items() if k not in _TABLES}
         for table in ("adapter", "lora"):
             if table in given and isinstance(options.get(table), dict):
                 given[table] = {**options[table], **given[table]}
@@ -113,7 +115,8 @@ def engine_options(function: F) -> F:
         expose_value=False,
         callback=_read_toml,
         section="Engine options",
-        help="A TOML file of engine options, with sampling options in a table [sampling]; flags go over it.",
+        help="A TOML file of engine options, with sampling options in a table [sampling] and a server's in [server]; "
+        "flags go over it.",
     )
     _add(call, from_file)
     return call  # type: ignore[return-value]
@@ -137,6 +140,36 @@ def sampling_options(function: F) -> F:
         if name not in _NOT_FLAGS:
             call = _flag(name, field, _SAMPLING, "Sampling options")(call)
     return call  # type: ignore[return-value]
+
+
+def server_options(sections: Mapping[str, Sequence[str]]) -> Callable[[F], F]:
+    """Gives the command a flag for each server option. It is called with ``settings: ServerConfig``.
+
+    Args:
+        sections: headings of the help with the names of their options; those named nowhere come under another.
+    """
+    from fastgen.server.settings import ServerConfig
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(*args: Any, **values: Any) -> Any:
+            table = _toml().get("server", {})
+            try:
+                if not isinstance(table, dict):
+                    raise ConfigError(f"server must be a table in the config file, got {table!r}")
+                settings = ServerConfig(**{**table, **_given(values, _SERVER, ServerConfig)})
+            except ConfigError as error:
+                raise click.UsageError(str(error), click.get_current_context()) from None
+            return function(*args, settings=settings, **values)
+
+        section_of = {name: title for title, names in sections.items() for name in names}
+        fields = ServerConfig.model_fields
+        order = [*section_of, *(name for name in fields if name not in section_of)]
+        for name in reversed(order):
+            call = _flag(name, fields[name], _SERVER, section_of.get(name, "Server options"))(call)
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 def with_only_lora(params: SamplingParams, config: EngineConfig) -> SamplingParams:

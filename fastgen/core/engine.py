@@ -99,7 +99,6 @@ class Engine:
         )
         self._eos = blueprint.model_config.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else set())
         self._model = model
-        self._processors = PluginProcessors(blueprint.registry)
         self._seeds = random.Random(config.seed)
         self._ids = itertools.count()
         self._requests: dict[str, dict[int, Sequence]] = {}
@@ -228,7 +227,9 @@ class Engine:
     def _make_processors(self, sampling: Sampling, prompt: list[int]) -> list[tuple[str, LogitsProcessor]]:
         return make_processors(
             sampling.logits_processors,
-            self._processors,
+            PluginProcessors(
+                self.blueprint.registry, tokenizer=self.tokenizer, stop_token_ids=sampling.stop_ids
+            ),
             vocab_size=self.limits.valid_ids,
             prompt_token_ids=prompt,
         )

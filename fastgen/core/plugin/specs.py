@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastgen.errors import PluginError
+from fastgen.errors import PluginError, did_you_mean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +42,9 @@ __all__ = [
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LONGEST = 1000
+
+PROCESSOR_NEEDS = ("tokenizer", "stop_token_ids")
+"""What a logits processor's factory may be given besides its options, the vocabulary's size and the prompt."""
 """Letters of an error that one line shows."""
 _THIS_PACKAGE = __name__.rpartition(".")[0]
 
@@ -338,17 +341,31 @@ class LogitsProcessorSpec(Spec):
 
     ``factory(options: dict, *, vocab_size: int, prompt_token_ids: list[int])`` makes one for each choice, a function
     ``(output_ids: list[int], logits: Tensor[vocab]) -> Tensor[vocab]`` called before each of its tokens. The factory
-    raises ValueError for options it refuses.
+    raises ValueError for options it refuses. ``needs`` names what else it wants to be given, each by a keyword argument
+    of that name: ``"tokenizer"`` (or None where the model has none), ``"stop_token_ids"`` (a frozenset of the ids that
+    end this answer).
+
+    ``check(options: dict) -> None`` raises ValueError for options that no model can serve. A server calls it before it
+    hands the request to an engine, in a thread, so it may take a while; it must do without torch.
     """
 
     name: str
     factory: Callable[..., Any] | str
     description: str = field(default="", kw_only=True)
+    needs: tuple[str, ...] = field(default=(), kw_only=True)
+    check: Callable[[Any], None] | str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_text("LogitsProcessorSpec", "name", self.name)
         super().__post_init__()
         _check_lazy(str(self), "factory", self.factory, "a function", callable)
+        object.__setattr__(self, "needs", _names(str(self), "needs", self.needs, empty=True))
+        for need in self.needs:
+            if need not in PROCESSOR_NEEDS:
+                near = did_you_mean(need, PROCESSOR_NEEDS)
+                raise PluginError(f"{self}: needs holds {need!r}; known are {', '.join(PROCESSOR_NEEDS)}.{near}")
+        if self.check is not None:
+            _check_lazy(str(self), "check", self.check, "a function", callable)
 
     def claims(self) -> tuple[str, ...]:
         return (self.name,)
@@ -356,6 +373,10 @@ class LogitsProcessorSpec(Spec):
     def load(self) -> Callable[..., Any]:
         """The factory. Raises PluginError as ``ModelSpec.load`` does."""
         return self._resolve_callable("factory")
+
+    def load_check(self) -> Callable[[Any], None] | None:
+        """The check, where there is one. Raises PluginError as ``ModelSpec.load`` does."""
+        return None if self.check is None else self._resolve_callable("check")
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,9 @@ LogitsProcessor: TypeAlias = Callable[[list[int], Tensor], Tensor]
 """``processor(output_ids, logits[vocab])`` -> new logits ``[vocab]``. It may change ``logits`` in place (float32, its
 own copy), must not change ``output_ids``, and ends only its own sequence if it raises."""
 
+LONGEST_SHOWN = 200
+"""Characters of a request's options that an error message repeats."""
+
 
 def make_processors(
     requested: Iterable[tuple[str, Any]],
@@ -50,7 +53,7 @@ def make_processors(
             processor = factory(options, vocab_size=vocab_size, prompt_token_ids=list(prompt_token_ids))
         except (Exception, SystemExit) as error:  # a plugin's code: anything may come
             raise InvalidRequestError(
-                f"logits processor {name!r} refused its options {options!r}: {described(error)}",
+                f"logits processor {name!r} refused its options {_short(options)}: {described(error)}",
                 field="logits_processors",
             ) from error
         if not callable(processor):
@@ -59,6 +62,15 @@ def make_processors(
             )
         made.append((name, processor))
     return made
+
+
+def _short(options: Any) -> str:
+    """Options in an error message: they may be large, or nested deeper than ``repr`` can follow."""
+    try:
+        text = repr(options)
+    except Exception:
+        return "(which cannot be shown)"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def described(error: BaseException) -> str:

@@ -1,0 +1,1 @@
+"""The gRPC door: the service of ``fastgen.proto``, standard health, reflection."""

@@ -1,0 +1,1 @@
+"""HTTP: OpenAI's API and fastgen's own, as an ASGI application."""

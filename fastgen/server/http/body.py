@@ -1,0 +1,160 @@
+"""Request bodies: strict JSON, then a pydantic model, with errors that name the field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from fastgen.errors import InvalidRequestError, did_you_mean
+from fastgen.server.http.errors import RequestRefused
+
+__all__ = ["parse_json", "read_body", "read_json"]
+
+M = TypeVar("M", bound=BaseModel)
+
+BODY_SECONDS = 60.0
+"""How long a client may take to send its body."""
+MOST_DEPTH = 100
+"""Arrays and objects inside each other; templates and schema compilers recurse."""
+
+
+async def read_body(request: Request, model: type[M]) -> M:
+    """The body as ``model``.
+
+    Raises:
+        RequestRefused: no JSON, or JSON of another shape, with the status for it.
+        InvalidRequestError: a field is missing, unknown or holds a wrong value; names it.
+    """
+    value = await read_json(request)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _problem(error.errors(), model) from None
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as a JSON object; raises as ``read_body``."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        # Also what keeps other sites' pages out: a browser asks before it sends this type across origins.
+        raise RequestRefused(
+            415,
+            f"the Content-Type is {kind[:100]!r}; send the body as application/json",
+            code="unsupported_media_type",
+        )
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            raw = await request.body()
+    except TimeoutError:
+        raise RequestRefused(
+            408,
+            f"the body did not come within {BODY_SECONDS:g} s",
+            code="request_timeout",
+            headers={"Connection": "close"},
+        ) from None
+    return parse_json(raw)
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """A JSON object, read as the standard has it: UTF-8, no NaN or Infinity, no key twice, no half characters.
+
+    Raises:
+        InvalidRequestError: it is anything else; says where.
+    """
+    try:
+        value = json.loads(
+            raw.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite_float
+        )
+        if b"\\u" in raw:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"the body is not UTF-8: byte {error.start} is out of place") from None
+    except UnicodeEncodeError:
+        raise InvalidRequestError("the body holds half of a surrogate pair (\\ud800 to \\udfff alone)") from None
+    except json.JSONDecodeError as error:
+        raise InvalidRequestError(f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise _too_deep() from None
+    except _Refused as error:
+        raise InvalidRequestError(f"the body is not JSON that can be used: {error}") from None
+    except ValueError:  # a number with thousands of digits
+        raise InvalidRequestError("the body holds a number that is too long") from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"the body must be a JSON object, and is {_json_type(value)}")
+    _check_depth(value)
+    return value
+
+
+class _Refused(ValueError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise _Refused(f"the key {_short(twice)} comes twice in one object")
+    return made
+
+
+def _no_constant(word: str) -> Any:
+    raise _Refused(f"{word} is no number in JSON")
+
+
+def _finite_float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise _Refused(f"{digits[:40]} is too large")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        inner = []
+        for one in level:
+            items = one.values() if isinstance(one, dict) else one
+            inner += [item for item in items if isinstance(item, dict | list)]
+        if not inner:
+            return
+        level = inner
+    raise _too_deep()
+
+
+def _too_deep() -> InvalidRequestError:
+    return InvalidRequestError(f"the body is nested too deeply; at most {MOST_DEPTH} levels are read")
+
+
+def _json_type(value: object) -> str:
+    names = {list: "an array", str: "a string", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), "null")
+
+
+def _problem(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> InvalidRequestError:
+    """The first of pydantic's errors."""
+    error = errors[0]
+    path = [str(part) for part in error["loc"]]
+    field = ".".join(path) or None
+    if error["type"] == "extra_forbidden":
+        known = model.model_fields if len(path) == 1 else ()
+        return InvalidRequestError(f"unknown field {_short(field)}.{did_you_mean(path[-1], known)}", field=field)
+    if error["type"] == "missing":
+        return InvalidRequestError(f"{field} is missing", field=field)
+    text = str(error["msg"]).removeprefix("Value error, ")
+    if field is None:
+        own = str(error.get("ctx", {}).get("field") or "") or None
+        return InvalidRequestError(text, field=own)
+    given = "" if "got" in text else f" (got {_short(error['input'])})"
+    return InvalidRequestError(f"{field}: {text}{given}", field=field)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

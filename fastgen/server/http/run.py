@@ -1,0 +1,207 @@
+"""Running what an HTTP request asks for: whole answers or events, for as long as its client is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from fastgen.core.collector import ResponseBuilder
+from fastgen.core.loop import Loop, Sink
+from fastgen.errors import FastgenError, RequestFailedError
+from fastgen.front.answers import async_answers, submissions
+from fastgen.front.events import Doorbell
+from fastgen.front.prompts import Call
+from fastgen.server.admission import Admission, Entry
+from fastgen.server.http.errors import ClientGone, RequestAborted
+from fastgen.server.native import NotReadyError
+from fastgen.server.service import Service
+from fastgen.types import Chunk, Completion, Response, TokenLogprob
+
+__all__ = ["ClientGone", "Event", "Run", "admit", "answer", "failure", "loop_of", "start", "while_connected"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Event = tuple[int, "Chunk | list[TokenLogprob | None] | FastgenError"]
+"""The place of a prompt among those of the request, and what came of it: a chunk, its prompt's log-probabilities, or
+the engine's end."""
+
+
+def loop_of(service: Service) -> Loop:
+    """Who runs the service's requests."""
+    return service.verbs._loop
+
+
+def admit(service: Service, admission: Admission, *, choices: int) -> Entry:
+    """Let a request in.
+
+    Raises:
+        OverloadedError, DrainingError, NotReadyError: not now.
+        InvalidRequestError: never so many choices.
+    """
+    entry = admission.enter(choices=choices)
+    state = service.backend.state
+    if state != "ready":
+        entry.leave()
+        raise NotReadyError(f"the model is not ready (it is {state}); try again later")
+    return entry
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """What ``work`` gives; it is cancelled when the client goes. The request's body must have been read.
+
+    Raises:
+        ClientGone: it went.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        await _cancel(task, gone)
+
+
+async def answer(service: Service, entry: Entry, call: Call) -> list[Response]:
+    """The whole answers to a call.
+
+    Raises:
+        InvalidRequestError: refused; nothing has run.
+        RequestFailedError, RequestAborted, EngineClosedError: no whole answer came of it.
+    """
+    entry.add(prompt_tokens=sum(len(prompt.token_ids) for prompt in call.prompts))
+    responses = await async_answers(loop_of(service), call)
+    for response in responses:
+        for choice in response.choices:
+            error = failure(choice)
+            if error is not None:
+                raise error
+    return responses
+
+
+def failure(ended: Completion | Chunk) -> FastgenError | None:
+    """What to tell of a choice that did not end by itself."""
+    if ended.finish_reason == "error":
+        return RequestFailedError(f"the request failed while it ran: {ended.error or 'no reason was given'}")
+    if ended.finish_reason == "abort":
+        return RequestAborted("the server ended the request before its answer was whole")
+    return None
+
+
+class Run:
+    """Requests that were accepted and whose events are read here, in order, as they come.
+
+    What is not read waits here and nowhere else: a slow reader holds up nobody, and keeps at most its own answer.
+    """
+
+    def __init__(self, loop: Loop, call: Call, entry: Entry) -> None:
+        self.call = call
+        self._loop, self._entry = loop, entry
+        self._inbox = _Inbox()
+        self._made = submissions(loop, call, self._sink)
+        self._open = len(self._made)
+
+    def _sink(self, index: int, builder: ResponseBuilder) -> Sink:
+        return _Forward(index, self._inbox.put)
+
+    async def _submit(self) -> None:
+        await asyncio.wrap_future(self._loop.submit(self._made))
+
+    async def events(self) -> list[Event]:
+        """All that came since the last time, at least one; empty once all has been read."""
+        if not self._open:
+            return []
+        events = await self._inbox.get()
+        for _, event in events:
+            self._open -= isinstance(event, FastgenError) or (isinstance(event, Chunk) and event.usage is not None)
+        return events
+
+    def close(self) -> None:
+        """End what still runs, and leave the server's count of requests. Closing twice is harmless."""
+        if self._open:
+            self._open = 0
+            for one in self._made:
+                self._loop.abort(one.request_id)
+        self._entry.leave()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+async def start(service: Service, entry: Entry, call: Call) -> Run:
+    """Hand the requests of a call in. The run takes ``entry`` over.
+
+    Raises:
+        InvalidRequestError: refused; nothing has run.
+        EngineClosedError: the engine takes none.
+    """
+    entry.add(prompt_tokens=sum(len(prompt.token_ids) for prompt in call.prompts))
+    run = Run(loop_of(service), call, entry)
+    try:
+        await run._submit()
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+class _Forward:
+    """A sink that passes events on. It does not know the run, which may be dropped unread."""
+
+    __slots__ = ("_index", "_put")
+
+    def __init__(self, index: int, put: Callable[[Event], None]) -> None:
+        self._index, self._put = index, put
+
+    def prompt_logprobs(self, entries: list[TokenLogprob | None]) -> None:
+        self._put((self._index, entries))
+
+    def chunk(self, chunk: Chunk) -> None:
+        self._put((self._index, chunk))
+
+    def fail(self, error: FastgenError) -> None:
+        self._put((self._index, error))
+
+
+class _Inbox:
+    """A queue from the engine's thread to one task, which takes all that is there at once."""
+
+    def __init__(self) -> None:
+        self._doorbell = Doorbell.here()
+        self._events: deque[Event] = deque()
+        self._ready = asyncio.Event()
+        self._woken = False
+
+    def put(self, event: Event) -> None:
+        """In the engine's thread."""
+        self._events.append(event)
+        if not self._woken:
+            self._woken = True
+            self._doorbell.call(self._ready.set)
+
+    async def get(self) -> list[Event]:
+        while not self._events:
+            await self._ready.wait()
+            self._ready.clear()
+            self._woken = False  # before looking again: what is put from here on wakes anew
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """End tasks and wait for that, so that what they hold is given back."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

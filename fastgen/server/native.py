@@ -1,0 +1,148 @@
+"""fastgen's own API, whatever door it comes through: one prompt, ``SamplingParams`` whole, the pipeline's answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from fastgen.core.loop import Loop
+from fastgen.errors import EngineClosedError, InvalidRequestError, did_you_mean
+from fastgen.front.answers import async_answers
+from fastgen.front.prompts import Call, chat_call, completion_call
+from fastgen.front.streams import AsyncChunkStream
+from fastgen.server.admission import Admission, Entry
+from fastgen.server.service import Service
+from fastgen.types import Response, SamplingParams
+from fastgen.wire.requests import ChatPrompt, GenerateRequest, PromptLogprobs, StreamEvent, StreamStart
+
+__all__ = ["Native", "NotReadyError", "UnknownModelError"]
+
+
+class UnknownModelError(InvalidRequestError):
+    """The request names a model that is not served here. HTTP: 404; gRPC: NOT_FOUND."""
+
+
+class NotReadyError(EngineClosedError):
+    """No engine takes requests just now, and this one was not begun: it may be sent again. HTTP: 503 with Retry-After;
+    gRPC: UNAVAILABLE with retry-after."""
+
+
+class Native:
+    """Answers ``GenerateRequest``s. What it raises beside its own errors is the pipeline's and ``Admission``'s."""
+
+    def __init__(self, service: Service, admission: Admission) -> None:
+        self._service = service
+        self._admission = admission
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self._service.backend.state == "ready" and not self._admission.draining
+
+    async def answer(self, request: GenerateRequest) -> Response:
+        """The whole answer. Cancelling aborts the request.
+
+        Raises:
+            UnknownModelError, NotReadyError, InvalidRequestError, OverloadedError, DrainingError: it has not run.
+            EngineClosedError: the engine was closed, or died, meanwhile.
+        """
+        params = self._params(request)
+        with self._enter(params) as entry:
+            call = await self._call(request, params, entry)
+            return (await async_answers(self._loop, call))[0]
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[StreamEvent, None]:
+        """What was made of the prompt, as soon as the request is accepted; then the chunks. Closing aborts the request.
+        Raises as ``answer``; what is wrong with the request, before anything is yielded."""
+        params = self._params(request)
+        with self._enter(params) as entry:
+            call = await self._call(request, params, entry)
+            async with _Accepted(self._loop, lambda: call) as chunks:
+                prompt = call.prompts[0]
+                yield StreamStart(await chunks.begin(), prompt.token_ids, prompt.text, params.n)
+                told = params.prompt_logprobs is None
+                async for chunk in chunks:
+                    if not told:
+                        yield PromptLogprobs(chunks.prompt_logprobs or [])
+                        told = True
+                    yield chunk
+
+    @property
+    def _loop(self) -> Loop:
+        return self._service.verbs._loop  # which may have something around the backend that looks on
+
+    def _enter(self, params: SamplingParams) -> Entry:
+        entry = self._admission.enter(choices=params.n)  # first: a server that drains says so
+        state = self._service.backend.state
+        if state != "ready":
+            entry.leave()
+            raise NotReadyError(f"the model is not ready (it is {state}); try again later")
+        return entry
+
+    async def _call(self, request: GenerateRequest, params: SamplingParams, entry: Entry) -> Call:
+        """Templates and tokenizers may take their time: in a thread."""
+        call = await asyncio.to_thread(self._read, request.prompt, params)
+        entry.add(prompt_tokens=sum(len(prompt.token_ids) for prompt in call.prompts))
+        return call
+
+    def _read(self, prompt: str | list[int] | ChatPrompt, params: SamplingParams) -> Call:
+        tokenizer = self._service.verbs.tokenizer
+        if isinstance(prompt, str):
+            return completion_call(prompt, None, params, tokenizer)
+        if not isinstance(prompt, ChatPrompt):
+            return completion_call(None, [prompt], params, tokenizer)
+        return chat_call(
+            prompt.messages,
+            params,
+            tokenizer,
+            variables=prompt.template_variables or {},
+            tools=prompt.tools,
+            template=_named(prompt.template),
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+        )
+
+    def _params(self, request: GenerateRequest) -> SamplingParams:
+        """The request's, with the adapter its model names."""
+        model, params = request.model, request.params
+        if model is None or model not in self._service.info.loras:
+            names = self._service.names
+            if model is not None and model not in names:
+                known = ", ".join(map(repr, names))
+                raise UnknownModelError(
+                    f"there is no model {_short(model)} here, but {known}.{did_you_mean(model, names)}", field="model"
+                )
+            return params
+        if params.lora not in (None, model):
+            raise InvalidRequestError(f"model names the adapter {model!r}, lora another one", field="lora")
+        return SamplingParams.of(params, lora=model)
+
+
+class _Accepted(AsyncChunkStream):
+    """A stream whose request is handed in before the first chunk is asked for."""
+
+    async def begin(self) -> str:
+        """Hand it in, and wait for the engine to take it.
+
+        Returns:
+            The request's name.
+        """
+        self._inbox = await self._start()
+        assert self._request_id is not None
+        return self._request_id
+
+
+def _named(template: str | None) -> str | None:
+    """Jinja from strangers is not run: its sandbox keeps them from the system, not from using it up."""
+    if template is not None and "{" in template:
+        raise InvalidRequestError(
+            "template: a server takes the name of one of the model's own templates, not the text of one; render the "
+            "conversation yourself and complete it as a prompt",
+            field="template",
+        )
+    return template
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,42 @@
+"""schemathesis: what the API says of itself is what it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+[checks.positive_data_acceptance]
+# Some of what the schema allows is refused for reasons that no schema can say (a prompt that is too long), or for now.
+expected-statuses = [200, 400, 404, 429, 503]
+
+[checks.negative_data_rejection]
+expected-statuses = [400, 401, 404, 405, 413, 415, 422]
+"""
+
+
+@pytest.mark.parametrize("examples", [10, pytest.param(200, marks=pytest.mark.thorough)])
+def test_schemathesis_finds_nothing(make: Any, serve: Any, tmp_path: Path, examples: int) -> None:
+    (tmp_path / "schemathesis.toml").write_text(CONFIG)
+    with serve(make(api_key="key")) as live:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{live.url}/openapi.json"]
+        options = ["--header", "Authorization: Bearer key", "--seed", "1", "--max-examples", str(examples)]
+        options += ["--request-timeout", "60", "--no-color", "--generation-database", "none", "--workers", "1"]
+        result = subprocess.run(
+            [*command, *options],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            capture_output=True,
+            text=True,
+            timeout=550,
+            check=False,
+        )
+        assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+        assert live.idle()
