@@ -14,11 +14,13 @@ SHAPES = [
     (1, 576, 960),
     (2, 577, 13),
     (3, 1536, 96),
-    (7, 100, 50),
-    (11, 64, 9),
-    (12, 576, 9),
+    (5, 100, 50),
+    (6, 100, 50),
+    (10, 64, 9),
+    (11, 576, 9),
+    (24, 100, 50),
     (40, 33, 5),
-    (64, 300, 7),
+    (140, 601, 13),
 ]
 """Rows, in, out: both kernels, and sizes that are no multiple of anything."""
 
@@ -72,6 +74,14 @@ def test_empty_and_what_is_no_number(rows: int) -> None:
         found = linear(x, weight, bias)
         assert found[0].isnan().all()
         assert_product(found[1:], x[1:], weight, bias)  # other rows are unhurt
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_depend_on_how_many_others_there_are(dtype: torch.dtype) -> None:
+    x, weight, bias = operands(140, 70, 30, dtype)
+    found = linear(x, weight, bias)
+    for rows in (11, 16, 17, 24, 25, 40, 139):
+        assert torch.equal(linear(x[:rows], weight, bias), found[:rows])
 
 
 def test_a_wrong_weight_is_seen() -> None:
