@@ -29,7 +29,8 @@ test: setup ## the tests, the plugins' too (under 10 minutes on 2 cores)
 test-quick: setup ## the engine, and a prompt through each family: what takes moments and needs no model (under a minute)
 	$(PYTEST) tests --ignore tests/cli --ignore tests/docs --ignore tests/testing --ignore tests/test_packaging.py --ignore tests/test_remote_code.py --ignore tests/core/test_hub.py -m "not slow and not thorough and not real_model"
 
-test-thorough: setup ## what `make test` leaves out: sweeps over all families, wheels, the tutorial (some minutes)
+test-thorough: setup ## what `make test` leaves out: sweeps over all families, wheels, the tutorial (some minutes; a browser must be there)
+	$(RUN) pip install -qq --disable-pip-version-check --constraint constraints.txt -e '.[clients]'
 	$(PYTEST) -m thorough
 
 conformance: setup ## run the kit on our own families and write down what it found, for `fastgen models`

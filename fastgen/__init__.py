@@ -25,6 +25,7 @@ _HOMES = {
     "FastgenError": "fastgen.errors",
     "InvalidRequestError": "fastgen.errors",
     "ModelNotFoundError": "fastgen.errors",
+    "OverloadedError": "fastgen.errors",
     "Pipeline": "fastgen.front",
     "PluginError": "fastgen.errors",
     "RequestFailedError": "fastgen.errors",
@@ -35,9 +36,11 @@ _HOMES = {
     "UnsupportedModelError": "fastgen.errors",
     "Usage": "fastgen.types",
     "pipeline": "fastgen.front",
+    "serve": "fastgen.server.background",
 }
 
 if TYPE_CHECKING:
+    from fastgen.client import client
     from fastgen.config import EngineConfig
     from fastgen.core.engine import Engine
     from fastgen.core.stats import EngineStats
@@ -48,11 +51,13 @@ if TYPE_CHECKING:
         FastgenError,
         InvalidRequestError,
         ModelNotFoundError,
+        OverloadedError,
         PluginError,
         RequestFailedError,
         UnsupportedModelError,
     )
     from fastgen.front import Pipeline, pipeline
+    from fastgen.server.background import serve
     from fastgen.types import Chunk, Completion, Response, SamplingParams, StepOutput, TokenLogprob, Usage
 
 __all__ = [
@@ -67,6 +72,7 @@ __all__ = [
     "FastgenError",
     "InvalidRequestError",
     "ModelNotFoundError",
+    "OverloadedError",
     "Pipeline",
     "PluginError",
     "RequestFailedError",
@@ -77,11 +83,15 @@ __all__ = [
     "UnsupportedModelError",
     "Usage",
     "__version__",
+    "client",
     "pipeline",
+    "serve",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "client":  # a package that can be called
+        return import_module("fastgen.client")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'fastgen' has no attribute {name!r}")

@@ -13,6 +13,7 @@ __all__ = [
     "FastgenError",
     "InvalidRequestError",
     "ModelNotFoundError",
+    "OverloadedError",
     "PluginError",
     "RequestFailedError",
     "UnsupportedModelError",
@@ -59,6 +60,16 @@ class RequestFailedError(FastgenError):
 
 class EngineClosedError(FastgenError):
     """The engine was closed, or died, before the request ended."""
+
+
+class OverloadedError(FastgenError):
+    """The server has no room just now. HTTP: 429 with Retry-After; gRPC: RESOURCE_EXHAUSTED. From a client: nor had it
+    at each of the tries made."""
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        """``retry_after``: seconds after which there may be room."""
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 def did_you_mean(word: str, known: Iterable[str], *, count: int = 3) -> str:

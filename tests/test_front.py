@@ -553,7 +553,7 @@ def test_a_caller_who_left_is_not_worth_a_warning(
     steps.release(2)
     wait_until(lambda: aborted(engine))
     assert pipe.stats() > 0
-    assert pipe._loop._requests == {}
+    assert pipe.loop._requests == {}
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
     assert any("Event loop is closed" in record.getMessage() for record in caplog.records)
 

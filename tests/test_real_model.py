@@ -17,13 +17,16 @@ LENGTHS = [round(5 + 695 * (i / 49) ** 8) for i in range(50)]  # 5 to 700, most 
 NEW_TOKENS = [8 if length < 40 else 24 if length < 200 else 3 for length in LENGTHS]
 
 # The longest request takes 176 blocks of 4 tokens; some answers grow by six, more than admission leaves spare.
-CIRCUMSTANCES = {
-    "alone, no prefix cache": {"max_sequences": 1, "prefix_caching": False},
-    "batched": {},
-    "budget of 64": {"max_batch_tokens": 64},
-    "pool that preempts": {"block_size": 4, "num_blocks": 220},
-    "pool that preempts, no prefix cache": {"block_size": 4, "num_blocks": 220, "prefix_caching": False},
-}
+PREEMPTS = {"block_size": 4, "num_blocks": 220}
+CIRCUMSTANCES = [
+    pytest.param(
+        {"max_sequences": 1, "prefix_caching": False}, id="alone, no prefix cache", marks=pytest.mark.thorough
+    ),
+    pytest.param({}, id="batched"),
+    pytest.param({"max_batch_tokens": 64}, id="budget of 64", marks=pytest.mark.thorough),
+    pytest.param(PREEMPTS, id="pool that preempts"),
+    pytest.param({**PREEMPTS, "prefix_caching": False}, id="pool that preempts, no cache", marks=pytest.mark.thorough),
+]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,7 @@ def reference_decode(real_model):
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("options", CIRCUMSTANCES.values(), ids=CIRCUMSTANCES)
+@pytest.mark.parametrize("options", CIRCUMSTANCES)
 def test_greedy_text_equals_generate(real_model, prompts, expected, reference_decode, options):
     with Engine.load(real_model, device="cpu", dtype="float32", **{"num_blocks": 1024, **options}) as engine:
         answers: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}

@@ -15,9 +15,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from fastgen.client.errors import AuthenticationError, OverloadedError, RequestTimeoutError, ServerUnreachableError
+from fastgen.client.errors import AuthenticationError, RequestTimeoutError, ServerUnreachableError
 from fastgen.client.streams import AsyncChunkStream, ChunkStream
 from fastgen.client.verbs import Client
+from fastgen.errors import OverloadedError
 
 __all__ = [
     "AsyncChunkStream",

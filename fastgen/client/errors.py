@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from fastgen.errors import EngineClosedError, FastgenError
 
-__all__ = ["AuthenticationError", "NotBegun", "OverloadedError", "RequestTimeoutError", "ServerUnreachableError"]
-
-
-class OverloadedError(FastgenError):
-    """The server has no room just now, and had none at each of the tries made."""
-
-    def __init__(self, message: str, *, retry_after: float) -> None:
-        """``retry_after``: seconds after which the server thinks there may be room."""
-        super().__init__(message)
-        self.retry_after = retry_after
+__all__ = ["AuthenticationError", "NotBegun", "RequestTimeoutError", "ServerUnreachableError"]
 
 
 class ServerUnreachableError(EngineClosedError, ConnectionError):

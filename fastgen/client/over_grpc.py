@@ -12,9 +12,9 @@ import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
-from fastgen.client.errors import AuthenticationError, NotBegun, OverloadedError, ServerUnreachableError
+from fastgen.client.errors import AuthenticationError, NotBegun, ServerUnreachableError
 from fastgen.client.retry import Deadline
-from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError, RequestFailedError
+from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError, OverloadedError, RequestFailedError
 from fastgen.types import Response
 from fastgen.wire import proto
 from fastgen.wire.info import ModelInfo

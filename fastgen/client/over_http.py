@@ -12,16 +12,10 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from fastgen.client.errors import (
-    AuthenticationError,
-    NotBegun,
-    OverloadedError,
-    RequestTimeoutError,
-    ServerUnreachableError,
-)
+from fastgen.client.errors import AuthenticationError, NotBegun, RequestTimeoutError, ServerUnreachableError
 from fastgen.client.retry import Deadline
 from fastgen.client.transport import CONNECT_SECONDS
-from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError, RequestFailedError
+from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError, OverloadedError, RequestFailedError
 from fastgen.types import Chunk, Response
 from fastgen.wire import documents
 from fastgen.wire.info import ModelInfo

@@ -227,9 +227,7 @@ class Engine:
     def _make_processors(self, sampling: Sampling, prompt: list[int]) -> list[tuple[str, LogitsProcessor]]:
         return make_processors(
             sampling.logits_processors,
-            PluginProcessors(
-                self.blueprint.registry, tokenizer=self.tokenizer, stop_token_ids=sampling.stop_ids
-            ),
+            PluginProcessors(self.blueprint.registry, tokenizer=self.tokenizer, stop_token_ids=sampling.stop_ids),
             vocab_size=self.limits.valid_ids,
             prompt_token_ids=prompt,
         )

@@ -50,7 +50,7 @@ class Pipeline(Verbs):
         super().__init__(loop, tokenizer=engine.tokenizer, config=engine.config, max_model_len=engine.max_model_len)
         self.engine = engine
         """Its step and add are the background thread's; reading its config is fine."""
-        self._loop: EngineLoop = loop
+        self.loop: EngineLoop = loop
         self._finalizer = weakref.finalize(self, loop.stop)  # a pipeline nobody closed
         self._finalizer.atexit = False  # the loop sees to that itself
 
@@ -60,13 +60,13 @@ class Pipeline(Verbs):
         Raises:
             EngineClosedError: it was closed.
         """
-        return self._loop.run(self.engine.stats).result()
+        return self.loop.run(self.engine.stats).result()
 
     def close(self) -> None:
         """End the engine and free its memory. Requests in flight raise ``EngineClosedError`` where they are waited for.
         Closing twice is harmless."""
         self._finalizer.detach()
-        self._loop.close()
+        self.loop.close()
 
     def __enter__(self) -> Self:
         return self

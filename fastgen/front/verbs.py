@@ -37,12 +37,13 @@ class Verbs:
         self.tokenizer = tokenizer
         self.config = config
         self.max_model_len = max_model_len
-        self._loop = loop
+        self.loop = loop
+        """Runs the requests."""
 
     @property
     def closed(self) -> bool:
         """Whether it takes no requests any more: it was closed, or the engine died."""
-        return self._loop.closed
+        return self.loop.closed
 
     # ---- completions -----------------------------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ class Verbs:
         call = self._completion(prompts, prompt_token_ids, params, sampling)
         if progress is None:
             progress = len(call.prompts) > 1 and sys.stderr.isatty()
-        responses = answers(self._loop, call, progress=progress)
+        responses = answers(self.loop, call, progress=progress)
         return responses[0] if call.single else responses
 
     def stream(
@@ -117,7 +118,7 @@ class Verbs:
         **sampling: Any,
     ) -> ChunkStream:
         """Complete one prompt, piece by piece. Closing or dropping the iterator early aborts the request."""
-        return ChunkStream(self._loop, self._one(prompt, prompt_token_ids, params, sampling), self)
+        return ChunkStream(self.loop, self._one(prompt, prompt_token_ids, params, sampling), self)
 
     @overload
     async def acall(self, prompts: str, params: SamplingParams | None = None, **sampling: Any) -> Response: ...
@@ -157,7 +158,7 @@ class Verbs:
     ) -> Response | list[Response]:
         """As calling the pipeline, for event loops. Cancelling aborts the requests."""
         call = await asyncio.to_thread(self._completion, prompts, prompt_token_ids, params, sampling)
-        responses = await async_answers(self._loop, call)
+        responses = await async_answers(self.loop, call)
         return responses[0] if call.single else responses
 
     def astream(
@@ -169,7 +170,7 @@ class Verbs:
         **sampling: Any,
     ) -> AsyncChunkStream:
         """As ``stream``, for ``async for``. What is wrong with the request is raised at the first chunk."""
-        return AsyncChunkStream(self._loop, lambda: self._one(prompt, prompt_token_ids, params, sampling), self)
+        return AsyncChunkStream(self.loop, lambda: self._one(prompt, prompt_token_ids, params, sampling), self)
 
     # ---- chats -----------------------------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class Verbs:
             continue_final_message=continue_final_message,
             **sampling,
         )
-        return ChunkStream(self._loop, call, self) if stream else answers(self._loop, call)[0]
+        return ChunkStream(self.loop, call, self) if stream else answers(self.loop, call)[0]
 
     @overload
     def achat(
@@ -266,9 +267,9 @@ class Verbs:
             return self._chat(messages, params, **options)
 
         async def answer() -> Response:
-            return (await async_answers(self._loop, await asyncio.to_thread(prepare)))[0]
+            return (await async_answers(self.loop, await asyncio.to_thread(prepare)))[0]
 
-        return AsyncChunkStream(self._loop, prepare, self) if stream else answer()
+        return AsyncChunkStream(self.loop, prepare, self) if stream else answer()
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

@@ -9,22 +9,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from fastgen.errors import FastgenError, InvalidRequestError
+from fastgen.errors import FastgenError, InvalidRequestError, OverloadedError
 from fastgen.server.settings import ServerConfig
 
-__all__ = ["Admission", "DrainingError", "Entry", "OverloadedError"]
+__all__ = ["Admission", "DrainingError", "Entry"]
 
 SHORTEST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Bounds, in seconds, of what a refused client is told to wait."""
-
-
-class OverloadedError(FastgenError):
-    """No room just now. HTTP: 429 with Retry-After; gRPC: RESOURCE_EXHAUSTED."""
-
-    def __init__(self, message: str, *, retry_after: float) -> None:
-        """``retry_after``: seconds after which there may be room."""
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class DrainingError(FastgenError):

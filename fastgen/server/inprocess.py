@@ -29,7 +29,7 @@ class InProcessBackend:
 
     def __init__(self, pipe: Pipeline) -> None:
         self._pipe = pipe
-        self._loop: EngineLoop = pipe._loop
+        self._loop: EngineLoop = pipe.loop
         self.starting = False
         """Set by whoever wants it to look unready."""
 

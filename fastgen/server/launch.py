@@ -12,14 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastgen.config import EngineConfig
-from fastgen.errors import ConfigError
 from fastgen.front.verbs import Verbs
 from fastgen.server import logs
 from fastgen.server.admission import Admission
+from fastgen.server.listening import Addresses, addresses_of, bind, check_certificate
 from fastgen.server.observe import Observed
 from fastgen.server.replicas import Replicas
 from fastgen.server.service import Service
@@ -44,16 +43,6 @@ TRACES_TO = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 CreateApp = Callable[[Service, Admission], "FastAPI"]
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """Where a server listens."""
-
-    http: str
-    """A URL."""
-    grpc: str | None
-    """``host:port``, or with ``grpcs://`` before it."""
 
 
 class Stop:
@@ -117,8 +106,9 @@ async def serve(
         FastgenError: the model could not be loaded, or a port is taken.
     """
     stop = stop or Stop()
+    check_certificate(settings)
     with stop.on_signals(signals):
-        listener = _bind(settings)
+        listener = bind(settings)
         try:
             replicas = Replicas(model, config, settings, module=worker)
             try:
@@ -199,7 +189,7 @@ class _Server:
         if self.settings.grpc_port is not None:
             from fastgen.server.grpc.server import create_server
 
-            grpc = create_server(self.service, self.admission)
+            grpc = create_server(self.service, self.admission, interceptors=_grpc_tracing(self._tracing))
             grpc_port = await grpc.start()
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         try:
@@ -208,7 +198,7 @@ class _Server:
             gc.collect()
             gc.freeze()  # what is there now stays: collections need not look at it
             if not http.done():
-                on_ready(_addresses(self._listener, grpc_port, self.settings))
+                on_ready(addresses_of(self._listener, grpc_port, self.settings))
             code = await self._until_told(stop, http)
             await self._drain(stop)
             if stop.at_once.is_set() and stop.signal:
@@ -225,7 +215,7 @@ class _Server:
         finally:
             gc.unfreeze()
             if self._tracing is not None:
-                await asyncio.to_thread(self._tracing.close)
+                await asyncio.to_thread(self._tracing.shutdown)
             if grpc is not None:
                 await grpc.stop(0.0)
             if not http.done():
@@ -272,6 +262,14 @@ class _Server:
         return done
 
 
+def _grpc_tracing(tracing: Tracing | None) -> list[Any]:
+    if tracing is None:
+        return []
+    from fastgen.server.tracing import grpc_context
+
+    return [grpc_context(tracing)]
+
+
 def _tracing(name: str, info: ModelInfo) -> Tracing | None:
     """Where OpenTelemetry's own variables say where to, spans are sent there."""
     endpoint = next((os.environ[variable] for variable in TRACES_TO if os.environ.get(variable)), None)
@@ -314,40 +312,6 @@ def _http_server(app: FastAPI, settings: ServerConfig) -> uvicorn.Server:
             ssl_keyfile=settings.tls_key,
         )
     )
-
-
-def _bind(settings: ServerConfig) -> socket.socket:
-    """The port of HTTP, taken before the model is loaded; nobody gets an answer, nor hangs, before it listens.
-
-    Raises:
-        ConfigError: it cannot be taken.
-    """
-    host, port = settings.host, settings.port
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        made = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"host: cannot listen on {host!r}: {error.strerror or error}") from None
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.setblocking(False)
-    except OSError as error:
-        made.close()
-        hint = "; another server may run there. Choose another port, or 0 for any that is free" if port else ""
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}{hint}") from None
-    return made
-
-
-def _addresses(listener: socket.socket, grpc_port: int | None, settings: ServerConfig) -> Addresses:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    secure = "s" if settings.tls_cert is not None else ""
-    grpc = None
-    if grpc_port is not None:
-        grpc = f"{'grpcs://' if secure else ''}{host}:{grpc_port}"
-    return Addresses(f"http{secure}://{host}:{listener.getsockname()[1]}", grpc)
 
 
 def _announce(addresses: Addresses, service: Service) -> None:

@@ -12,6 +12,7 @@ from fastgen.front.prompts import Call, chat_call, completion_call
 from fastgen.front.streams import AsyncChunkStream
 from fastgen.server.admission import Admission, Entry
 from fastgen.server.service import Service
+from fastgen.server.structured import check_processors, in_thread
 from fastgen.types import Response, SamplingParams
 from fastgen.wire.requests import ChatPrompt, GenerateRequest, PromptLogprobs, StreamEvent, StreamStart
 
@@ -69,7 +70,7 @@ class Native:
 
     @property
     def _loop(self) -> Loop:
-        return self._service.verbs._loop  # which may have something around the backend that looks on
+        return self._service.verbs.loop  # which may have something around the backend that looks on
 
     def _enter(self, params: SamplingParams) -> Entry:
         entry = self._admission.enter(choices=params.n)  # first: a server that drains says so
@@ -81,6 +82,8 @@ class Native:
 
     async def _call(self, request: GenerateRequest, params: SamplingParams, entry: Entry) -> Call:
         """Templates and tokenizers may take their time: in a thread."""
+        if params.logits_processors:
+            await in_thread(lambda: check_processors(params))
         call = await asyncio.to_thread(self._read, request.prompt, params)
         entry.add(prompt_tokens=sum(len(prompt.token_ids) for prompt in call.prompts))
         return call

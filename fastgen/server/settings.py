@@ -18,7 +18,7 @@ _SECRET = ("api_key",)
 class ServerConfig(BaseModel):
     """Everything a server can be told beside its engine's options."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on. 0.0.0.0 lets other machines in.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port of HTTP. 0: any that is free, told at start.")

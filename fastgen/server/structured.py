@@ -4,18 +4,19 @@ an entry of ``SamplingParams.logits_processors`` for the plugin fastgen-guided.
 For a door: ``constrain(params, response_format=..., guided=..., tokenizer=...)``. What cannot be promised is refused,
 with ``InvalidRequestError.field`` naming the field at fault; nothing is ever ignored. A schema is tried out here,
 before an engine sees it: in a process of the plugin's own with limits on time and memory, so that no request hurts
-another. That takes milliseconds, or some seconds for a hostile one, and blocks: call it in a thread
-(``asyncio.to_thread``). No torch.
+another. That takes milliseconds, or some seconds for a hostile one, and blocks: call it by ``in_thread``. No torch.
 
 The same check stands behind ``check_processors``, for doors whose clients write ``logits_processors`` themselves.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from fastgen.core.plugin import LogitsProcessorSpec, Registry, registry
 from fastgen.core.plugin.specs import describe_error
@@ -23,7 +24,12 @@ from fastgen.errors import InvalidRequestError, did_you_mean
 from fastgen.text import Tokenizer
 from fastgen.types import SamplingParams
 
-__all__ = ["GUIDED_FIELDS", "PROCESSOR", "check_processors", "constrain", "with_processor"]
+__all__ = ["GUIDED_FIELDS", "PROCESSOR", "check_processors", "constrain", "in_thread", "with_processor"]
+
+T = TypeVar("T")
+
+_threads = ThreadPoolExecutor(2, thread_name_prefix="fastgen-schemas")
+"""Not those that tokenize: a hostile schema takes seconds, and holds up other schemas alone."""
 
 PROCESSOR = "guided"
 """The logits processor that holds answers to a form."""
@@ -45,6 +51,11 @@ _OPTIONS = {
 """The processor's option for each field, and for each entry of ``structured_outputs``."""
 
 _LONGEST = 500  # characters of a reason: a library's may repeat what it was given
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """What ``function`` gives, which tries out schemas."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, function)
 
 
 def constrain(

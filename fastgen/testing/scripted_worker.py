@@ -2,8 +2,8 @@
 
 It answers with the prompt's bytes, or does what the prompt's first word says: ``SLOW`` goes slowly, ``EXIT`` leaves,
 ``RAISE`` breaks a step, ``SLEEP`` is stuck in one, ``GARBAGE`` says what is no message. The model's name may be
-``refuses`` (it cannot be loaded), ``leaves`` (it dies while it loads) or ``loads`` (for ever); ``leaves-later
-DIRECTORY`` loads once and never again.
+``refuses`` or ``raises`` (it cannot be loaded), ``leaves`` (it dies while it loads) or ``loads`` (for ever);
+``leaves-later DIRECTORY`` loads once and never again.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def load(start: Start) -> tuple[Engine, Ready]:
     name, _, directory = start.model.partition(" ")
     if name == "refuses":
         raise CheckpointError("the files of this model are not there")
+    if name == "raises":
+        raise ValueError("a plugin's fault")
     if name == "leaves":
         print("out of memory", file=sys.stderr)
         os._exit(9)

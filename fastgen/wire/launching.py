@@ -126,7 +126,9 @@ class _Handshake:
             if isinstance(message, Ready):
                 return message
             if isinstance(message, Failed):
-                return error_of(message.kind, message.text)
+                error = error_of(message.kind, message.text)
+                # What was none of ours, a plugin's say: it would come again.
+                return error if type(error).__name__ == message.kind else FastgenError(message.text)
             if isinstance(message, Progress):
                 self._progress(message.text)
             elif not isinstance(message, Beat):

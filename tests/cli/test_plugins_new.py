@@ -51,7 +51,9 @@ def bare_pytest(target: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize(
+    "template", ["moe", *(pytest.param(t, marks=pytest.mark.thorough) for t in TEMPLATES if t != "moe")]
+)
 def test_pytest_needs_no_installation_and_compares_defaults(template: str, tmp_path: Path) -> None:
     new("my-family", "--from", template, "--dir", str(tmp_path))
     target = tmp_path / "fastgen-my-family"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from fastgen.client import Client, RequestTimeoutError
+from fastgen.client import Client, RequestTimeoutError, over_grpc
 from fastgen.errors import EngineClosedError
 from fastgen.testing.doors import Served, wait_until
 from fastgen.testing.scripted import ScriptedEngine
@@ -215,3 +216,17 @@ def test_a_slow_reader_holds_up_nobody(scripted: Open, engine: ScriptedEngine) -
         next(slow)
         assert client("b", max_new_tokens=100).usage.completion_tokens == 100
         assert len(list(slow)) == 1_999
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("scripted", ["grpc"], indirect=True)
+def test_a_long_silence_is_no_reason_to_part(
+    scripted: Open, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client asks whether the server lives, and the server does not mind. (With grpcio's own limits it would hang
+    up at the third time, and it takes pings at most every 10 s.)"""
+    often = [(name, 10_000 if name == "grpc.keepalive_time_ms" else value) for name, value in over_grpc.OPTIONS]
+    monkeypatch.setattr(over_grpc, "OPTIONS", tuple(often))
+    engine.on_step = lambda: time.sleep(60) if engine.steps == 2 else None
+    with Client(scripted().address) as client:
+        assert client("a", max_new_tokens=3).usage.completion_tokens == 3

@@ -105,6 +105,13 @@ def test_what_cannot_start_says_why(model: str, options: dict[str, Any], kind: t
     assert Holdings() == before
 
 
+def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file.pem").write_text("nothing")
+    file = str(tmp_path / "file.pem")
+    with pytest.raises(ConfigError, match="tls_cert and tls_key are no certificate and its key"):
+        start("echo", tls_cert=file, tls_key=file)
+
+
 @pytest.mark.parametrize("which", ["port", "grpc_port"])
 def test_a_port_that_is_taken(which: str) -> None:
     with socket.socket() as taken:
@@ -167,6 +174,7 @@ class Streaming(threading.Thread):
         return str(reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drain", "tokens", "end"),
     [(0.0, 1500, "unavailable"), (2.0, 1500, "unavailable"), (20.0, 150, "length")],
@@ -197,6 +205,7 @@ def test_e9_a_signal_lets_a_stream_end_in_order(scripted: str, drain: float, tok
     assert Holdings() == before
 
 
+@pytest.mark.slow
 def test_e9_the_second_signal_is_immediate(scripted: str) -> None:
     server = start(scripted, served_model_name="echo", drain_timeout=600.0)
     try:
@@ -212,6 +221,7 @@ def test_e9_the_second_signal_is_immediate(scripted: str) -> None:
         server.terminate(SECONDS)
 
 
+@pytest.mark.slow
 def test_e9_the_same_port_serves_again_at_once(scripted: str) -> None:
     port = 0
     for _ in range(3):
@@ -222,6 +232,7 @@ def test_e9_the_same_port_serves_again_at_once(scripted: str) -> None:
             server.terminate(SECONDS)
 
 
+@pytest.mark.slow
 def test_a_server_whose_engines_are_given_up_ends(scripted: str) -> None:
     server = start(scripted, max_restarts=0)
     try:
@@ -232,6 +243,7 @@ def test_a_server_whose_engines_are_given_up_ends(scripted: str) -> None:
         server.terminate(SECONDS)
 
 
+@pytest.mark.slow
 def test_terminating_twice_and_asking_after(scripted: str) -> None:
     server = start(scripted)
     server.terminate()
@@ -250,6 +262,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_caller_that_is_killed_leaves_nothing(scripted: str) -> None:
     caller = subprocess.Popen([sys.executable, "-c", CALLER, scripted, MODULE], stdout=subprocess.PIPE, text=True)
     try:
@@ -269,8 +282,8 @@ def test_a_caller_that_is_killed_leaves_nothing(scripted: str) -> None:
 
 @pytest.mark.slow
 def test_twenty_starts_and_stops_leave_nothing(scripted: str) -> None:
-    with start(scripted):
-        pass
+    with start(scripted, grpc_port=0) as server:
+        server("once: the gRPC library keeps a thread of its own from its first use on")
     before = Holdings()
     temporary = set(os.listdir("/tmp"))
     for round_ in range(20):

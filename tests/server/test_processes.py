@@ -63,6 +63,7 @@ FAULTS: dict[str, tuple[Callable[[Replicas, Verbs], object], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "words"), FAULTS.values(), ids=FAULTS)
 def test_e6_everybody_is_told_and_the_engine_comes_back(
     scripted: str, fault: Callable[[Replicas, Verbs], object], words: str
@@ -105,6 +106,7 @@ def test_while_it_comes_back_requests_are_refused_at_once(scripted: str) -> None
         assert verbs("hello").text == "hello"
 
 
+@pytest.mark.slow
 def test_bounded_restarts(scripted: str) -> None:
     with serving(scripted, max_restarts=1) as (replicas, verbs):
         kill(replicas)
@@ -120,6 +122,7 @@ def test_bounded_restarts(scripted: str) -> None:
             verbs("hello")
 
 
+@pytest.mark.slow
 def test_an_engine_that_never_comes_back(tmp_path_factory: pytest.TempPathFactory) -> None:
     model = f"leaves-later {tmp_path_factory.mktemp('mark')}"
     with serving(model, max_restarts=2) as (replicas, _):
@@ -128,10 +131,12 @@ def test_an_engine_that_never_comes_back(tmp_path_factory: pytest.TempPathFactor
         assert "ended before it was ready: it exited with code 9" in replicas.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "kind", "words"),
     [
         ("refuses", CheckpointError, "the files of this model are not there"),
+        ("raises", FastgenError, "^ValueError: a plugin's fault$"),
         ("leaves", EngineClosedError, "given up after 1 restarts.*code 9\nIts last lines were:\nout of memory"),
     ],
 )
@@ -199,6 +204,7 @@ def test_aborting_all_gives_last_chunks(scripted: str) -> None:
         assert last.usage is not None
 
 
+@pytest.mark.slow
 def test_an_idle_engine_is_left_alone(scripted: str) -> None:
     with serving(scripted, heartbeat_timeout=1.0, step_timeout=1.0) as (replicas, verbs):
         first = pid_of(replicas)

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import grpc
 
-from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError, RequestFailedError
-from fastgen.server.admission import DrainingError, OverloadedError
+from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError, OverloadedError, RequestFailedError
+from fastgen.server.admission import DrainingError
 from fastgen.server.native import NotReadyError, UnknownModelError
 
 __all__ = ["INTERNAL", "Refusal", "refusal"]

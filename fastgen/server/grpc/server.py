@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from fastgen.config import parse_bytes
 from fastgen.errors import ConfigError
 from fastgen.server.admission import Admission
 from fastgen.server.grpc.auth import ApiKeys
@@ -23,17 +23,23 @@ from fastgen.wire import proto
 __all__ = ["GrpcServer", "create_server"]
 
 
-def create_server(service: Service, admission: Admission) -> GrpcServer:
+def create_server(
+    service: Service, admission: Admission, *, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> GrpcServer:
     """The server's gRPC side, to be started in the event loop it shall run in. It ends neither ``service`` nor
-    ``admission``."""
-    return GrpcServer(service, admission)
+    ``admission``. Calls without a valid key do not reach ``interceptors``."""
+    return GrpcServer(service, admission, interceptors)
 
 
 class GrpcServer:
     """Listens on ``settings.host`` and ``settings.grpc_port``."""
 
-    def __init__(self, service: Service, admission: Admission) -> None:
+    def __init__(
+        self, service: Service, admission: Admission, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    ) -> None:
         self._service = service
+        keys = [ApiKeys(service.settings.api_key)] if service.settings.api_key else []
+        self._interceptors = [*keys, *interceptors]
         self._native = Native(service, admission)
         self._server: grpc.aio.Server | None = None
         self._health: Health | None = None
@@ -49,10 +55,7 @@ class GrpcServer:
             ConfigError: it cannot listen there, or the TLS files are not what they should be.
         """
         settings = self._service.settings
-        server = grpc.aio.server(
-            interceptors=[ApiKeys(settings.api_key)] if settings.api_key else [],
-            options=_options(settings),
-        )
+        server = grpc.aio.server(interceptors=self._interceptors, options=_options(settings))
         self._health = Health(self._native)
         server.add_generic_rpc_handlers([handlers(self._service, self._native)])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -94,9 +97,8 @@ def _listen(server: grpc.aio.Server, settings: ServerConfig) -> int:
 
 
 def _options(settings: ServerConfig) -> list[tuple[str, int]]:
-    size = settings.max_request_size
     return [
-        ("grpc.max_receive_message_length", parse_bytes(size) if isinstance(size, str) else size),
+        ("grpc.max_receive_message_length", settings.body_limit),
         ("grpc.max_send_message_length", -1),  # an answer may be large: log-probabilities of all its tokens
         (
             "grpc.http2.min_ping_interval_without_data_ms",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from fastgen.config import parse_bytes
 from fastgen.server import metrics
 from fastgen.server.admission import Admission
 from fastgen.server.http import chat, completions, errors, generate, health, models, openapi, tokens
@@ -41,7 +40,7 @@ def create_app(service: Service, admission: Admission) -> FastAPI:
     app.include_router(chat.router(service, admission))
     app.include_router(tokens.router(service))
     app.include_router(generate.router(service, admission))
-    observed = service.verbs._loop
+    observed = service.verbs.loop
     if settings.metrics and isinstance(observed, Observed):
         app.include_router(metrics.router(service, observed))
     if settings.page and isinstance(observed, Observed):
@@ -49,7 +48,7 @@ def create_app(service: Service, admission: Admission) -> FastAPI:
     errors.install(app)
     openapi.describe(app, keys=bool(settings.api_key))
     # The last added stands outermost.
-    app.add_middleware(BodyLimit, limit=_bytes(settings.max_request_size))
+    app.add_middleware(BodyLimit, limit=settings.body_limit)
     if settings.api_key:
         open_paths = OPEN_PATHS | page.PATHS if settings.page else OPEN_PATHS
         app.add_middleware(ApiKeys, keys=settings.api_key, open_paths=open_paths)
@@ -65,7 +64,3 @@ def create_app(service: Service, admission: Admission) -> FastAPI:
         app.add_middleware(metrics.HttpCounts, observed=observed)
     app.add_middleware(RequestIds)
     return app
-
-
-def _bytes(size: int | str) -> int:
-    return parse_bytes(size) if isinstance(size, str) else size

@@ -80,7 +80,7 @@ def template_options(body: ChatMessages) -> dict[str, Any]:
         )
     return {
         "variables": body.chat_template_kwargs or {},
-        "tools": body.tools,
+        "tools": body.tools or None,
         "template": body.chat_template,
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message or False,

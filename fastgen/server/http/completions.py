@@ -59,7 +59,9 @@ def router(service: Service, admission: Admission) -> APIRouter:
                 entry.leave()
                 raise
         entry.leave()
-        return json_response(_whole(head, form, responses))
+        if params.logprobs is None and params.prompt_logprobs is None:
+            return json_response(_whole(head, form, responses))
+        return json_response(await asyncio.to_thread(_whole, head, form, responses))  # long for a long prompt
 
     return made
 

@@ -14,8 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError, RequestFailedError, first_problem
-from fastgen.server.admission import DrainingError, OverloadedError
+from fastgen.errors import (
+    EngineClosedError,
+    FastgenError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestFailedError,
+    first_problem,
+)
+from fastgen.server.admission import DrainingError
 from fastgen.server.native import NotReadyError
 
 __all__ = [

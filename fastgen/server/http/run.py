@@ -35,7 +35,7 @@ the engine's end."""
 
 def loop_of(service: Service) -> Loop:
     """Who runs the service's requests."""
-    return service.verbs._loop
+    return service.verbs.loop
 
 
 def admit(service: Service, admission: Admission, *, choices: int) -> Entry:

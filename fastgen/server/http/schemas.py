@@ -122,14 +122,17 @@ TokenId: TypeAlias = Annotated[int, Field(ge=0)]
 Logprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
-_TEXT_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_CONTENT = [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]
+def _part(kinds: list[str], text: str) -> dict[str, Any]:
+    properties = {"type": {"enum": kinds}, text: {"type": "string"}}
+    return {"type": "object", "properties": properties, "required": ["type", text]}
+
+
+_PARTS = {"anyOf": [_part(["text", "input_text"], "text"), _part(["refusal"], "refusal")]}
+_CONTENT = [{"type": "string"}, {"type": "array", "items": _PARTS}]
 _NAMED = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 _CALL = {"type": "object", "properties": {"function": _NAMED}, "required": ["function"]}
+_CALLS = {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]}
+_SPEAKERS = ["system", "developer", "user", "tool"]
 Messages: TypeAlias = Annotated[
     list[dict[str, Any]],
     WithJsonSchema(
@@ -141,18 +144,18 @@ Messages: TypeAlias = Annotated[
                     {
                         "type": "object",
                         "properties": {
-                            "role": {"enum": ["system", "developer", "user", "tool"]},
+                            "role": {"enum": _SPEAKERS},
                             "content": {"anyOf": _CONTENT},
-                            "tool_calls": {"type": "null"},
+                            "tool_calls": _CALLS,
                         },
                         "required": ["role", "content"],
                     },
                     {
                         "type": "object",
                         "properties": {
-                            "role": {"const": "assistant"},
+                            "role": {"type": "string", "minLength": 1, "not": {"enum": _SPEAKERS}},
                             "content": {"anyOf": [*_CONTENT, {"type": "null"}]},
-                            "tool_calls": {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]},
+                            "tool_calls": _CALLS,
                         },
                         "required": ["role"],
                     },
@@ -167,8 +170,9 @@ _FUNCTION = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
-        "description": {"type": "string"},
-        "parameters": {"type": "object", "properties": {"type": {"const": "object"}}},
+        "parameters": {
+            "anyOf": [{"type": "object", "properties": {"type": {"const": "object"}}}, {"type": "null"}],
+        },
     },
     "required": ["name"],
 }
@@ -320,7 +324,7 @@ class ChatRequest(ChatMessages, Sampled):
     @field_validator("functions", mode="before")
     @classmethod
     def _no_functions(cls, value: Any) -> Any:
-        if value:
+        if value is not None:
             raise ValueError("functions was replaced by tools; send tools")
         return None
 
@@ -345,6 +349,9 @@ class TokenizeRequest(ChatMessages):
     def _one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise _wrong("prompt", "give prompt or messages, one of the two")
+        for name in ChatMessages.model_fields if self.prompt is not None else ():
+            if getattr(self, name) is not None:
+                raise _wrong(name, f"{name} goes with messages, and this is a prompt")
         return self
 
 

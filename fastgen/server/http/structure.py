@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-
 from fastgen.server.http.schemas import Sampled
 from fastgen.server.http.tool_calls import Tools
 from fastgen.server.service import Service
-from fastgen.server.structured import GUIDED_FIELDS, check_processors, constrain
+from fastgen.server.structured import GUIDED_FIELDS, check_processors, constrain, in_thread
 from fastgen.types import SamplingParams
 
 __all__ = ["constrained"]
-
-_threads = ThreadPoolExecutor(2, thread_name_prefix="fastgen-schemas")
-"""Not those that tokenize: a hostile schema takes seconds, and holds up other schemas alone."""
 
 
 async def constrained(
@@ -36,4 +30,4 @@ async def constrained(
         made = constrain(params, response_format=body.response_format, guided=guided, tokenizer=tokenizer)
         return made if tools is None else tools.constrain(made, tokenizer)
 
-    return await asyncio.get_running_loop().run_in_executor(_threads, check)
+    return await in_thread(check)

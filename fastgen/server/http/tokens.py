@@ -18,6 +18,7 @@ from fastgen.server.http.models import name_of
 from fastgen.server.http.openapi import json_body
 from fastgen.server.http.schemas import DetokenizeRequest, TokenizeRequest
 from fastgen.server.service import Service
+from fastgen.server.tools import read_tools
 from fastgen.text import Tokenizer
 from fastgen.types import SamplingParams
 
@@ -63,6 +64,7 @@ def router(service: Service) -> APIRouter:
 def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     params = SamplingParams(add_special_tokens=body.add_special_tokens)
     if body.messages is not None:
+        read_tools(body.tools)
         return chat_call(body.messages, params, tokenizer, **template_options(body)).prompts[0].token_ids
     if not body.prompt:
         return []

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -42,7 +42,10 @@ class Live:
         self._events: deque[tuple[int, bytes]] = deque(maxlen=8)  # what a viewer who is late may still read
         self._made = 0
         self._fresh = asyncio.Event()
-        self._shown: dict[int, float] = {}  # when the last pass that is in a snapshot ended, of each replica
+        # Each pass is shown once: what ended before these times is in the snapshots made so far or came before them.
+        self._start = 0.0
+        self._shown: dict[int, float] = {}  # of each replica, in the snapshot that is being made
+        self._sent: dict[int, float] = {}  # in the last one of `_events`
 
     @property
     def full(self) -> bool:
@@ -59,9 +62,10 @@ class Live:
         try:
             if self._ticker is None or self._ticker.done():
                 self._fresh = asyncio.Event()
+                self._start, self._shown, self._sent = time.time(), {}, {}
                 self._ticker = asyncio.create_task(self._tick(), name="fastgen-live")
             ticker, seen = self._ticker, self._made
-            yield _event("hello", await asyncio.to_thread(self._hello))
+            yield _event("hello", await asyncio.to_thread(self._hello, self._start, self._sent))
             while not ticker.done():
                 await self._fresh.wait()
                 for number, event in list(self._events):
@@ -76,12 +80,11 @@ class Live:
 
     async def _tick(self) -> None:
         try:
-            now = time.time()
-            self._shown = dict.fromkeys(self._shown, now)  # what came before is in each viewer's hello
             while not self.closed:
                 start = time.monotonic()
                 frame = await asyncio.to_thread(self._frame)
                 self._made += 1
+                self._sent = dict(self._shown)
                 self._events.append((self._made, _event("frame", frame)))
                 self._wake()
                 await asyncio.sleep(max(SECONDS - (time.monotonic() - start), SECONDS / 4))
@@ -97,11 +100,12 @@ class Live:
 
     # ---- snapshots, in a thread: asking an engine for its counts may take as long as a pass ------------------------
 
-    def _hello(self) -> dict[str, Any]:
+    def _hello(self, start: float, sent: Mapping[int, float]) -> dict[str, Any]:
         info, since = self._service.info, time.time() - HISTORY_SECONDS
         history = []
         for one in self._service.backend.replicas():
-            passes = [each for each in self._observed.passes(one.index) if each.ended > since]
+            until = sent.get(one.index, start)
+            passes = [each for each in self._observed.passes(one.index) if since < each.ended <= until]
             history += _bars(one.index, passes, HISTORY_BARS)
         return {
             "now": time.time(),
@@ -143,7 +147,7 @@ class Live:
 
     def _new_passes(self, replica: int) -> list[list[float]]:
         passes = self._observed.passes(replica)
-        since = self._shown.get(replica, time.time() - SECONDS)
+        since = self._shown.get(replica, self._start)
         new = [one for one in passes if one.ended > since]
         if new:
             self._shown[replica] = new[-1].ended

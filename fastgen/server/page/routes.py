@@ -18,7 +18,7 @@ __all__ = ["PATHS", "router"]
 
 _TYPES = {
     "index.html": "text/html; charset=utf-8",
-    "style.css": "text/css; charset=utf-8",
+    **dict.fromkeys(("theme.css", "style.css", "chat.css", "live.css"), "text/css; charset=utf-8"),
     "icon.svg": "image/svg+xml",
     **dict.fromkeys(
         ("api.js", "app.js", "chart.js", "chat.js", "dom.js", "live.js", "settings.js", "store.js", "text.js"),

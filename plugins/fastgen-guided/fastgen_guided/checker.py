@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import signal
 import sys
 from typing import Any
 
@@ -16,6 +17,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 IDS = 2**19
 """Token ids that a grammar may speak of here: as many as the largest vocabularies have."""
+
+DEADLINE = 30
+"""Seconds for one grammar, in case that nobody is left to end this process."""
 
 
 class _Bytes:
@@ -55,7 +59,9 @@ def main(address_space: int, limits: dict[str, Any]) -> None:
     bounds = LLParserLimits(**limits, verbose_errors=False)
     print('""', flush=True)  # ready
     for line in sys.stdin:
+        signal.alarm(DEADLINE)  # whose default is to end the process, whatever it is busy with
         print(json.dumps(problem(json.loads(line), tokenizer, bounds)), flush=True)
+        signal.alarm(0)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from fastgen.errors import InvalidRequestError
 from fastgen.front import Pipeline
 from fastgen.testing.checkpoints import tiny_llama
 
+pytestmark = pytest.mark.slow
+
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 4}, "ok": {"type": "boolean"}},

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fastgen.errors import InvalidRequestError
-from fastgen.server.admission import Admission, DrainingError, OverloadedError
+from fastgen.errors import InvalidRequestError, OverloadedError
+from fastgen.server.admission import Admission, DrainingError
 from fastgen.server.settings import ServerConfig
 from fastgen.testing.scripted import ScriptedEngine
 

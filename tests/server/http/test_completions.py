@@ -210,6 +210,8 @@ def test_tokens_and_back(door: Any) -> None:
     assert post(door, "/detokenize", tokens=[257]).json() == {"prompt": "<eos>"}
     for fields in ({}, {"prompt": "x", "messages": messages}, {"prompt": 3}, {"prompt": "x", "model": "y"}):
         assert post(door, "/tokenize", **fields).status_code == (404 if "model" in fields else 400)
+    refused = post(door, "/tokenize", prompt="x", add_generation_prompt=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "add_generation_prompt")
     for bad in ([259], [-1], [10**12], [True], ["a"], [1.5], 3):
         assert post(door, "/detokenize", tokens=bad).status_code == 400
 

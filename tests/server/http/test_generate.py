@@ -57,6 +57,17 @@ def test_the_whole_answer(door: Any) -> None:
     assert door.idle()
 
 
+def test_e8_a_form_that_cannot_be_kept_is_refused_at_the_door(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before an engine hears of it: its loop would wait for the check."""
+    handed_in: list[object] = []
+    monkeypatch.setattr(door.service.verbs.loop, "submit", handed_in.append)
+    params = {"max_new_tokens": 3, "logits_processors": {"guided": {"json_schema": {"type": "nonsense"}}}}
+    answer = post(door, {"prompt": "a", "params": params})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "logits_processors"
+    assert not handed_in
+
+
 def test_a_stream(door: Any) -> None:
     body = {"prompt": "hé", "params": {"max_new_tokens": 3, "prompt_logprobs": 0}, "stream": True}
     came = events(post(door, body))

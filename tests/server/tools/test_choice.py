@@ -27,6 +27,7 @@ CITY = {
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": CITY}}
 TIME = {"type": "function", "function": {"name": "time"}}
 TOOLS = read_tools([WEATHER, TIME])
+SPACES = frozenset(b" \t\r\n")
 SPECIAL = ["<eos>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<｜tool▁call▁begin｜>"]
 
 
@@ -55,11 +56,12 @@ def answer(tokenizer: Tokenizer, params: SamplingParams, seed: int) -> str:
         if ends and (len(allowed) == 1 or rng.random() < 0.6):
             break
         # White space between JSON's parts would make most of the answer.
-        others = [token for token in allowed if token not in ends and token not in b" \t\r\n"]
+        others = [token for token in allowed if token not in ends and token not in SPACES]
         said.append(rng.choice(others or [token for token in allowed if token not in ends]))
     return tokenizer.decode(said, skip_special_tokens=params.skip_special_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("functiongemma", "gemma")])
 def test_a_promised_call(tokenizer: Tokenizer, name: str, parallel: bool) -> None:
@@ -69,7 +71,7 @@ def test_a_promised_call(tokenizer: Tokenizer, name: str, parallel: bool) -> Non
     for wanted in ("required", {"type": "function", "function": {"name": "weather"}}):
         choice = read_tool_choice(wanted, TOOLS, parallel=parallel)
         params = form.constrain(SamplingParams(), tools=TOOLS, choice=choice, tokenizer=tokenizer)
-        for seed in range(6):
+        for seed in range(8):
             text = answer(tokenizer, params, seed)
             parsed = form.parse(text, names=choice.names)
             assert parsed.content == "", text
