@@ -64,7 +64,7 @@ def test_a_call_in_a_stream(scripted: Any, engine: ScriptedEngine) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": openai.omit}], ids=str)
+@pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": openai.omit}], ids=["none", "left out"])
 def test_without_tools_a_call_is_text(scripted: Any, engine: ScriptedEngine, stream: bool, fields: Any) -> None:
     answer_with(engine, CALL)
     got = ask(scripted, stream=stream, **fields)
