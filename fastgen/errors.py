@@ -72,9 +72,13 @@ class OverloadedError(FastgenError):
         self.retry_after = retry_after
 
 
+LONGEST_WORD = 100
+"""Characters that names are looked for by: finding them takes time with the square of that."""
+
+
 def did_you_mean(word: str, known: Iterable[str], *, count: int = 3) -> str:
     """A suffix for an error message: ``" Did you mean 'a' or 'b'?"``, or an empty string when nothing is near."""
-    near = get_close_matches(word, list(known), n=count, cutoff=0.6)
+    near = get_close_matches(word[:LONGEST_WORD], list(known), n=count, cutoff=0.6)
     return f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
 
 

@@ -910,11 +910,11 @@ def test_tiny_nothing_is_left_behind(real: Pipeline) -> None:
         list(stream)
     assert len({stream.response().request_id for stream in kept}) == 25
     del stream, kept
-    wait_until(lambda: real._loop._requests == {} and not real.engine.has_work)
+    wait_until(lambda: real.loop._requests == {} and not real.engine.has_work)
     stats = real.stats()
     assert (stats.running, stats.waiting, stats.used_blocks) == (0, 0, 0)
     assert real.engine._requests == {}
-    assert real._loop._commands.empty()
+    assert real.loop._commands.empty()
     gc.collect()
     left_over = [one for one in gc.get_objects() if type(one) in (Collector, ResponseBuilder, Sequence)]
     assert left_over == []

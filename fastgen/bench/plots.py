@@ -50,7 +50,7 @@ def check(path: Path) -> None:
     if path.suffix.lower() not in (".png", ".svg"):
         raise ConfigError(f"cannot draw to {path}: the file must end in .png or .svg")
     if find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install 'fastgen[bench]'")
+        raise ConfigError("plots need matplotlib: pip install '.[bench]' in your checkout of fastgen")
 
 
 def draw(record: Record, path: Path) -> list[Path]:

@@ -46,7 +46,7 @@ class UrlTarget:
         try:
             import aiohttp
         except ImportError:
-            raise ConfigError("--url needs aiohttp: pip install 'fastgen[bench]'") from None
+            raise ConfigError("--url needs aiohttp: pip install '.[bench]' in your checkout of fastgen") from None
         self.name = name
         self._url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

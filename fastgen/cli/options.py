@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fastgen.config import EngineConfig
-from fastgen.errors import ConfigError, InvalidRequestError
+from fastgen.errors import ConfigError, InvalidRequestError, did_you_mean
 from fastgen.types import SamplingParams
 
 __all__ = ["SectionedCommand", "engine_options", "sampling_options", "server_options", "with_only_lora"]
@@ -254,9 +254,31 @@ def _joined(values: Sequence[Any], annotation: Any) -> Any:
 def _read_toml(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is not None:
         try:
-            ctx.meta[_TOML] = EngineConfig.read_toml(path)
+            found = EngineConfig.read_toml(path)
+            _check_file(found, path)
         except ConfigError as error:
             raise click.UsageError(str(error), ctx) from None
+        ctx.meta[_TOML] = found
+
+
+def _check_file(found: Mapping[str, Any], path: Path) -> None:
+    """
+    Raises:
+        ConfigError: an entry that no command could use; names the file.
+    """
+    from fastgen.server.settings import ServerConfig
+
+    for name, value in found.items():
+        if name in _TABLES or name in EngineConfig.model_fields:
+            continue
+        if isinstance(value, dict):
+            raise ConfigError(f"{path}: unknown table [{name}].{did_you_mean(name, _TABLES)}")
+        if name in ServerConfig.model_fields:
+            raise ConfigError(f"{path}: {name} is a server's option; it belongs under [server]")
+    try:
+        EngineConfig.of({name: value for name, value in found.items() if name not in _TABLES})
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _toml() -> dict[str, Any]:

@@ -46,7 +46,10 @@ def serve(model: str, config: EngineConfig, settings: ServerConfig) -> None:
     try:
         from fastgen.server import launch
     except ImportError as error:
-        raise FastgenError(f"the server's packages are missing ({error}); pip install 'fastgen[server]'") from error
+        raise FastgenError(
+            f"the server's packages are missing ({error}); install them from your checkout of fastgen: "
+            "pip install '.[server]'"
+        ) from error
     settings = with_keys(settings)
     tell = _tell if sys.stderr.isatty() else None
     code = launch.run(lambda: launch.serve(model, config, settings, on_progress=tell), settings)

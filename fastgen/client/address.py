@@ -41,7 +41,8 @@ def connect(address: str, *, api_key: str | None, ca_cert: str | Path | None) ->
         return GrpcTransport(rest, api_key=api_key, tls=scheme == "grpcs", ca_cert=roots)
     except ModuleNotFoundError as error:
         raise FastgenError(
-            f"the client needs the package {error.name}; install it with: pip install 'fastgen[server]'"
+            f"the client needs the package {error.name}; install it, or all that servers and clients need, from your "
+            "checkout of fastgen: pip install '.[server]'"
         ) from error
 
 
@@ -60,6 +61,8 @@ def _split(address: str) -> tuple[str, str]:
     except ValueError as error:
         raise ConfigError(f"address {address!r}: {error}") from None
     grpc = scheme.startswith("grpc")
+    if not grpc:  # as OpenAI's clients want it
+        rest = rest.removesuffix("/").removesuffix("/v1")
     if not parts.hostname or parts.username or parts.query or parts.fragment or (grpc and (parts.path or port is None)):
         example = "host:port" if grpc else f"{scheme}://host:port"
         raise ConfigError(f"address {address!r} is not of the form {example}")

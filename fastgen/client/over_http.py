@@ -169,13 +169,17 @@ class HttpTransport:
 async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
     """Name and data of server-sent events, as our server writes them: a line each. Split at line feeds alone: JSON may
     hold what else Unicode counts as the end of a line."""
-    rest = b""
+    rest = bytearray()
     async for piece in pieces:
-        *events, rest = (rest + piece).split(b"\n\n")
-        for event in events:
-            fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if b": " in line)
+        searched = max(0, len(rest) - 1)  # a large event comes in many pieces: each byte is looked at once
+        rest += piece
+        begin = 0
+        while (end := rest.find(b"\n\n", searched)) >= 0:
+            fields = dict(line.split(b": ", 1) for line in bytes(rest[begin:end]).split(b"\n") if b": " in line)
+            begin = searched = end + 2
             if b"data" in fields:
                 yield fields.get(b"event", b"message").decode(), fields[b"data"]
+        del rest[:begin]
 
 
 def _problem(body: bytes) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fastgen.core.collector import Collector
+from fastgen.core.delivery import CallerGone, Delivery, Running, Sink
 from fastgen.core.plugin.specs import describe_error
-from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError
+from fastgen.errors import EngineClosedError, InvalidRequestError
 from fastgen.text import Tokenizer
-from fastgen.types import Chunk, SamplingParams, StepOutput, TokenLogprob
+from fastgen.types import SamplingParams, StepOutput
 
 __all__ = ["CallerGone", "EngineLike", "EngineLoop", "Loop", "Sink", "Submission", "in_batch"]
 
@@ -58,26 +59,6 @@ class EngineLike(Protocol):
     def close(self) -> None: ...
 
 
-class CallerGone(Exception):
-    """Raised by a sink: nobody is left to hear of its request. The request ends; nothing went wrong."""
-
-
-class Sink(Protocol):
-    """Where one request's events go. Called in the loop's thread: must be quick and must not wait.
-
-    Exactly one last event comes: a chunk with ``usage``, or ``fail``. Nothing comes for a request that was refused, and
-    nothing more after ``CallerGone``.
-    """
-
-    def prompt_logprobs(self, entries: list[TokenLogprob | None]) -> None:
-        """Before the first chunk, if the request asked for them."""
-
-    def chunk(self, chunk: Chunk) -> None: ...
-
-    def fail(self, error: FastgenError) -> None:
-        """The engine was closed or died."""
-
-
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A request on its way in."""
@@ -114,12 +95,6 @@ class Loop(Protocol):
         """End a request; its sink gets last chunks with reason ``abort``. One that is unknown or over is ignored."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    collector: Collector
-    sink: Sink
-
-
 class EngineLoop:
     """Runs ``engine`` in a thread of its own: commands between steps, steps while there is work, sleep otherwise.
 
@@ -136,7 +111,8 @@ class EngineLoop:
         self._process = os.getpid()
         self._stopping = False
         self._end: EngineClosedError | None = None  # why nothing is taken any more
-        self._requests: dict[str, _Running] = {}  # the loop's thread only
+        self._delivery: Delivery[Running] = Delivery(engine.abort)
+        self._requests = self._delivery.requests  # the loop's thread only
         self._thread = threading.Thread(target=self._main, name="fastgen-engine", daemon=True)
         _live.add(self)
         self._thread.start()
@@ -239,7 +215,7 @@ class EngineLoop:
                 collector = Collector(new.request_id, new.prompt_token_ids, new.params, self._engine.tokenizer)
                 self._engine.add(new.prompt_token_ids, new.params, request_id=new.request_id, chat=new.chat, text=True)
                 accepted.append(new.request_id)
-                self._requests[new.request_id] = _Running(collector, new.sink)
+                self._requests[new.request_id] = Running(collector, new.sink)
         except BaseException as error:
             for request_id in accepted:  # no step has run since: nothing has come of them
                 del self._requests[request_id]
@@ -254,52 +230,13 @@ class EngineLoop:
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
         for output in outputs:
-            running = self._requests.get(output.request_id)
-            if running is not None:
-                try:
-                    self._pass_on(running, output)
-                except CallerGone as gone:
-                    logger.debug("request %s ends, its caller is gone: %s", output.request_id, gone)
-                    self._forget(output.request_id)
-                except (Exception, SystemExit) as error:  # its detokenizer, or its sink: nobody else's business
-                    self._drop(output.request_id, running, error)
-
-    def _pass_on(self, running: _Running, output: StepOutput) -> None:
-        collector, sink = running.collector, running.sink
-        if output.prompt_logprobs is not None:
-            sink.prompt_logprobs(collector.name_tokens(output.prompt_logprobs))
-        chunk = collector.take(output)
-        if chunk is None:
-            return
-        if chunk.finish_reason is not None:
-            if output.finish_reason is None:  # a stop string, which the engine knows nothing of
-                self._engine.abort(output.request_id, output.index)
-            if collector.finished:
-                del self._requests[output.request_id]
-        sink.chunk(chunk)
-
-    def _forget(self, request_id: str) -> None:
-        self._requests.pop(request_id, None)
-        self._engine.abort(request_id)
-
-    def _drop(self, request_id: str, running: _Running, error: BaseException) -> None:
-        logger.warning("request %s failed: %s", request_id, describe_error(error))
-        self._forget(request_id)
-        try:
-            for chunk in running.collector.fail(describe_error(error)):
-                running.sink.chunk(chunk)
-        except (Exception, SystemExit):
-            logger.debug("the caller of request %s cannot be reached", request_id, exc_info=True)
+            self._delivery.deliver(output)
 
     def _finish(self, end: EngineClosedError) -> None:
         self._end = end
         self._refuse_commands(end)
-        running, self._requests = self._requests, {}
-        for request_id, one in running.items():
-            try:
-                one.sink.fail(end)
-            except BaseException:  # the others must hear of it
-                logger.debug("the caller of request %s cannot be reached", request_id, exc_info=True)
+        for request_id in list(self._requests):
+            self._delivery.fail(request_id, end)
         try:
             self._engine.close()
         except BaseException:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,19 @@ from fastgen.core.plugin import Registry
 if TYPE_CHECKING:
     from fastgen.text import Tokenizer
 
-__all__ = ["PluginProcessors"]
+__all__ = ["PluginProcessors", "checked_already"]
+
+_checked = ContextVar("checked", default=False)
+
+
+@contextmanager
+def checked_already() -> Iterator[None]:
+    """Requests added inside have options that their specs' ``check`` has let through, as a server's front does."""
+    token = _checked.set(True)
+    try:
+        yield
+    finally:
+        _checked.reset(token)
 
 
 class PluginProcessors(Mapping[str, Callable[..., Any]]):
@@ -24,7 +38,11 @@ class PluginProcessors(Mapping[str, Callable[..., Any]]):
 
     def __init__(self, plugins: Registry, *, tokenizer: Tokenizer | None, stop_token_ids: frozenset[int]) -> None:
         self._plugins = plugins
-        self._offers: dict[str, Any] = {"tokenizer": tokenizer, "stop_token_ids": stop_token_ids}
+        self._offers: dict[str, Any] = {
+            "tokenizer": tokenizer,
+            "stop_token_ids": stop_token_ids,
+            "checked": _checked.get(),
+        }
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         spec = self._plugins.find_logits_processor(name)

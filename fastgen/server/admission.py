@@ -10,10 +10,13 @@ from types import TracebackType
 from typing import Self
 
 from fastgen.errors import FastgenError, InvalidRequestError, OverloadedError
+from fastgen.front.prompts import Call
 from fastgen.server.settings import ServerConfig
 
 __all__ = ["Admission", "DrainingError", "Entry"]
 
+MOST_PROMPT_LOGPROBS = 2_000_000
+"""Log-probabilities of prompt tokens that one request may ask for: some 400 MB while its answer is written."""
 SHORTEST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Bounds, in seconds, of what a refused client is told to wait."""
 
@@ -33,7 +36,7 @@ class Admission:
 
         with admission.enter(choices=params.n * len(prompts)) as entry:
             call = await asyncio.to_thread(tokenize)
-            entry.add(prompt_tokens=...)
+            entry.add_call(call)
             ...
     """
 
@@ -74,7 +77,7 @@ class Admission:
 
         Args:
             choices: the answers it asks for, of all its prompts.
-            prompt_tokens: of all its prompts; ``Entry.add`` where they are not known yet.
+            prompt_tokens: of all its prompts; ``Entry.add_call`` where they are not known yet.
 
         Raises:
             OverloadedError: no room now; says when there may be.
@@ -167,6 +170,27 @@ class Entry:
     def add(self, *, prompt_tokens: int) -> None:
         """The prompts turned out to have so many tokens more; raises as ``Admission.enter``."""
         self._admission._take(self, 0, prompt_tokens)
+
+    def add_call(self, call: Call, *, tellings: int = 1) -> None:
+        """The prompts have been read. Every door calls this before it hands a request in.
+
+        Args:
+            tellings: how many times the answer holds the log-probabilities of the prompts.
+
+        Raises:
+            InvalidRequestError, OverloadedError: as ``Admission.enter``; the former also for more log-probabilities of
+                prompt tokens than an answer may hold.
+        """
+        tokens = sum(len(prompt.token_ids) for prompt in call.prompts)
+        top = call.params.prompt_logprobs
+        if top is not None and (entries := tokens * (1 + top) * tellings) > MOST_PROMPT_LOGPROBS:
+            times = f", {tellings} times" if tellings > 1 else ""
+            raise InvalidRequestError(
+                f"prompt_logprobs is {top} for {tokens} prompt tokens{times}: {entries} log-probabilities, and a "
+                f"request may have {MOST_PROMPT_LOGPROBS}; ask for fewer, or of shorter prompts",
+                field="prompt_logprobs",
+            )
+        self.add(prompt_tokens=tokens)
 
     def leave(self) -> None:
         self._admission._give_back(self)

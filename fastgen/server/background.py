@@ -22,6 +22,7 @@ import msgspec
 from fastgen.client import Client
 from fastgen.config import EngineConfig
 from fastgen.errors import ConfigError, EngineClosedError, FastgenError, did_you_mean
+from fastgen.server.ending import MARGIN_SECONDS
 from fastgen.server.keys import with_keys
 from fastgen.server.settings import ServerConfig
 from fastgen.wire.channel import Channel, ChannelClosedError, FrameError
@@ -30,13 +31,15 @@ from fastgen.wire.messages import encode, error_of, kind_of
 from fastgen.wire.process import Child
 
 if TYPE_CHECKING:
-    from fastgen.server.launch import Stop
+    from fastgen.server.ending import Stop
 
 __all__ = ["Server", "serve"]
 
 MODULE = "fastgen.server.background"
-MARGIN_SECONDS = 15.0
-"""What a server may take to end beyond its ``drain_timeout``."""
+PATIENCE_SECONDS = 5.0
+"""How much longer than it should take a server's end is waited for."""
+LAST_WORDS_SECONDS = 5.0
+"""How long the last message may take to be read."""
 
 
 class Job(msgspec.Struct, array_like=True, tag=True):
@@ -79,7 +82,7 @@ class Server(Client):
         self.grpc = listening.grpc
         """Address of gRPC, if it was asked for."""
         self._child = child
-        self._patience = settings.drain_timeout + MARGIN_SECONDS
+        self._patience = settings.drain_timeout + MARGIN_SECONDS + PATIENCE_SECONDS
         self._ending = threading.Lock()
         key = settings.api_key[0] if settings.api_key else None
         super().__init__(self.grpc or self.url, api_key=key, ca_cert=settings.tls_cert)
@@ -90,8 +93,9 @@ class Server(Client):
         return self._child.pid
 
     def terminate(self, timeout: float | None = None) -> None:
-        """End the server, and wait for that. Requests in flight get ``drain_timeout`` to finish. A server that has not
-        ended after ``timeout`` seconds (unset: a little more than that) is killed. Doing it twice is harmless."""
+        """End the server, and wait for that. Requests in flight get ``drain_timeout`` to finish; all is over ten
+        seconds after that. A server that has not ended after ``timeout`` seconds (unset: a little more) is killed.
+        Doing it twice is harmless."""
         super().close()
         with self._ending:
             self._child.signal(signal.SIGTERM)
@@ -199,7 +203,7 @@ def main() -> int:
         channel.send(encode(Failed(kind_of(error), str(error))))
         return 1
     finally:
-        channel.close(MARGIN_SECONDS)
+        channel.close(LAST_WORDS_SECONDS)
 
 
 def _run(channel: Channel, job: Job) -> int:

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,7 +19,8 @@ from fastgen.config import EngineConfig
 from fastgen.front.verbs import Verbs
 from fastgen.server import logs
 from fastgen.server.admission import Admission
-from fastgen.server.listening import Addresses, addresses_of, bind, check_certificate
+from fastgen.server.ending import MARGIN_SECONDS, Deadline, Stop
+from fastgen.server.listening import Addresses, addresses_of, bind, check_certificate, listen
 from fastgen.server.observe import Observed
 from fastgen.server.replicas import Replicas
 from fastgen.server.service import Service
@@ -36,45 +38,20 @@ __all__ = ["Addresses", "Stop", "run", "serve"]
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_SECONDS = 5.0
-"""How long answers that were cut off may take to be read."""
+LAST_WORDS_SECONDS = DOORS_SECONDS = 2.0
+"""How long answers that were cut off may take to be read, and connections to close. These five are within
+``MARGIN_SECONDS``."""
+TRACES_SECONDS = 1.0
+"""How long the last spans may take to be sent."""
+ENGINES_SECONDS = 4.0
+"""What ``Replicas.close`` takes at most."""
+EXIT_SECONDS = 0.5
+"""How long threads that still work for a request that is gone may take to end."""
 LOOK_SECONDS = 0.5
 TRACES_TO = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 CreateApp = Callable[[Service, Admission], "FastAPI"]
-
-
-class Stop:
-    """How a server is told to end: ``ask`` once to let requests in flight finish, twice to end at once."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.at_once = asyncio.Event()
-        self.signal: int | None = None
-        """The last one that came."""
-
-    def ask(self, number: int | None = None) -> None:
-        """In the event loop."""
-        self.signal = number
-        if self.asked.is_set():
-            self.at_once.set()
-        self.asked.set()
-
-    def now(self) -> None:
-        self.asked.set()
-        self.at_once.set()
-
-    @contextmanager
-    def on_signals(self, numbers: Sequence[int]) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in numbers:
-            loop.add_signal_handler(number, self.ask, number)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
 
 
 async def serve(
@@ -92,15 +69,16 @@ async def serve(
     """Serve until told to end.
 
     The first of ``signals`` lets requests in flight finish, for ``drain_timeout`` seconds, and turns new ones away;
-    what is left then ends with a last event. The second ends everything at once.
+    what is left then ends with a last event. The second ends everything at once. All is over ``MARGIN_SECONDS`` after
+    ``drain_timeout``.
 
     Args:
         on_ready: called once requests are taken. Unset: one line on standard error says where.
         on_progress: told what is being done before that.
 
     Returns:
-        The exit code: 0 after a signal, 128 and the signal's number if it was to be at once, 1 if every engine died
-        for good.
+        The exit code: 0 after a signal, 128 and the signal's number if that came before requests were taken or was the
+        second one, 1 if every engine died for good.
 
     Raises:
         FastgenError: the model could not be loaded, or a port is taken.
@@ -129,7 +107,13 @@ def run(server: Callable[[], Coroutine[Any, Any, int]], settings: ServerConfig) 
 
     logs.configure(settings.log_level, settings.log_format, secrets=settings.api_key)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(server())
+        code = runner.run(server())
+        # Closing waits for every thread that still works, on a prompt whose request was cut off, say.
+        leaving = threading.Timer(EXIT_SECONDS, os._exit, (code,))
+        leaving.daemon = True
+        leaving.start()
+    leaving.cancel()
+    return code
 
 
 async def _started(replicas: Replicas, stop: Stop, on_progress: Callable[[str], None] | None) -> bool:
@@ -185,6 +169,7 @@ class _Server:
         self._http = _http_server(app, settings)
 
     async def run(self, stop: Stop, on_ready: Callable[[Addresses], None]) -> int:
+        listen(self._listener, self.settings)
         grpc, grpc_port = None, None
         if self.settings.grpc_port is not None:
             from fastgen.server.grpc.server import create_server
@@ -200,27 +185,34 @@ class _Server:
             if not http.done():
                 on_ready(addresses_of(self._listener, grpc_port, self.settings))
             code = await self._until_told(stop, http)
-            await self._drain(stop)
+            deadline = Deadline(self.settings.drain_timeout + MARGIN_SECONDS)
+            await self._drain(stop, deadline)
             if stop.at_once.is_set() and stop.signal:
                 code = 128 + stop.signal
-            self._http.should_exit = True
-            self._http.force_exit = stop.at_once.is_set()
-            ended = asyncio.create_task(stop.at_once.wait())
-            await asyncio.wait((http, ended), return_when=asyncio.FIRST_COMPLETED)
-            self._http.force_exit = self._http.force_exit or stop.at_once.is_set()
-            ended.cancel()
+            await self._close_http(stop, http, deadline)
             if grpc is not None:
-                await grpc.stop(0.0 if stop.at_once.is_set() else LAST_WORDS_SECONDS)
-            await http
+                await grpc.stop(0.0 if stop.at_once.is_set() else _doors(deadline))
         finally:
             gc.unfreeze()
             if self._tracing is not None:
-                await asyncio.to_thread(self._tracing.shutdown)
+                await _within(TRACES_SECONDS, self._tracing.shutdown)
             if grpc is not None:
                 await grpc.stop(0.0)
             if not http.done():
                 http.cancel()
         return code
+
+    async def _close_http(self, stop: Stop, http: asyncio.Task[None], deadline: Deadline) -> None:
+        self._http.should_exit = True
+        self._http.force_exit = stop.at_once.is_set()
+        ended = asyncio.create_task(stop.at_once.wait())
+        await asyncio.wait((http, ended), timeout=_doors(deadline), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not http.done():
+            self._http.force_exit = True
+            await asyncio.wait((http,), timeout=LOOK_SECONDS)
+        if http.done():
+            http.result()
 
     async def _until_told(self, stop: Stop, http: asyncio.Task[None]) -> int:
         """Serve. The exit code, as far as it is known."""
@@ -235,7 +227,7 @@ class _Server:
             asked.cancel()
         return 0
 
-    async def _drain(self, stop: Stop) -> None:
+    async def _drain(self, stop: Stop, deadline: Deadline) -> None:
         """Turn new requests away and let those in flight end, those that take too long with a last event."""
         self.admission.drain()
         self.replicas.drain()
@@ -248,8 +240,8 @@ class _Server:
         )
         if not await self._idle(stop, self.settings.drain_timeout):
             logger.warning("%d requests did not end in time and are cut off", self.replicas.in_flight)
-            self.replicas.abort_all()
-            await self._idle(stop, LAST_WORDS_SECONDS)
+            self.replicas.cut_off()
+            await self._idle(stop, min(LAST_WORDS_SECONDS, deadline.left(keep=DOORS_SECONDS + ENGINES_SECONDS)))
 
     async def _idle(self, stop: Stop, seconds: float) -> bool:
         """Whether nothing is in flight any more within so many seconds, or before it is to end at once."""
@@ -260,6 +252,18 @@ class _Server:
         idle.cancel()
         at_once.cancel()
         return done
+
+
+def _doors(deadline: Deadline) -> float:
+    """Seconds that a door has to close."""
+    return min(DOORS_SECONDS, deadline.left(keep=TRACES_SECONDS + ENGINES_SECONDS + EXIT_SECONDS))
+
+
+async def _within(seconds: float, function: Callable[[], None]) -> None:
+    """Call it, and wait so long at most."""
+    thread = threading.Thread(target=function, name="fastgen-last", daemon=True)
+    thread.start()
+    await asyncio.to_thread(thread.join, seconds)
 
 
 def _grpc_tracing(tracing: Tracing | None) -> list[Any]:
@@ -307,7 +311,7 @@ def _http_server(app: FastAPI, settings: ServerConfig) -> uvicorn.Server:
             access_log=settings.log_level in ("debug", "info"),
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=int(LAST_WORDS_SECONDS),
+            timeout_graceful_shutdown=1,  # within DOORS_SECONDS
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )

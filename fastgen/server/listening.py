@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from fastgen.errors import ConfigError
 from fastgen.server.settings import ServerConfig
 
-__all__ = ["Addresses", "addresses_of", "bind", "check_certificate"]
+__all__ = ["Addresses", "addresses_of", "bind", "check_certificate", "listen"]
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,32 @@ def bind(settings: ServerConfig) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
+        # Two sockets with this option could both have the port until one listens.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         made.setblocking(False)
     except OSError as error:
         made.close()
-        hint = "; another server may run there. Choose another port, or 0 for any that is free" if port else ""
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}{hint}") from None
+        raise _taken(host, port, error) from None
     return made
+
+
+def listen(listener: socket.socket, settings: ServerConfig) -> None:
+    """Let connections come in.
+
+    Raises:
+        ConfigError: somebody else was faster.
+    """
+    try:
+        # Connections inherit it: those that linger after the end do not keep the next server from the port.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise _taken(settings.host, listener.getsockname()[1], error) from None
+
+
+def _taken(host: str, port: int, error: OSError) -> ConfigError:
+    hint = "; another server may run there. Choose another port, or 0 for any that is free" if port else ""
+    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}{hint}")
 
 
 def addresses_of(listener: socket.socket, grpc_port: int | None, settings: ServerConfig) -> Addresses:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from fastgen.core.loop import Loop
-from fastgen.errors import EngineClosedError, InvalidRequestError, did_you_mean
+from fastgen.errors import ConfigError, EngineClosedError, InvalidRequestError, did_you_mean
 from fastgen.front.answers import async_answers
 from fastgen.front.prompts import Call, chat_call, completion_call
 from fastgen.front.streams import AsyncChunkStream
@@ -16,7 +16,7 @@ from fastgen.server.structured import check_processors, in_thread
 from fastgen.types import Response, SamplingParams
 from fastgen.wire.requests import ChatPrompt, GenerateRequest, PromptLogprobs, StreamEvent, StreamStart
 
-__all__ = ["Native", "NotReadyError", "UnknownModelError"]
+__all__ = ["Native", "NotReadyError", "UnknownModelError", "adapter_of", "admit", "check_names", "named_template"]
 
 
 class UnknownModelError(InvalidRequestError):
@@ -28,10 +28,75 @@ class NotReadyError(EngineClosedError):
     gRPC: UNAVAILABLE with retry-after."""
 
 
+def admit(service: Service, admission: Admission, *, choices: int) -> Entry:
+    """Let a request in.
+
+    Raises:
+        OverloadedError, DrainingError, NotReadyError: not now.
+        InvalidRequestError: never so many choices.
+    """
+    entry = admission.enter(choices=choices)  # first: a server that drains says so
+    state = service.backend.state
+    if state != "ready":
+        entry.leave()
+        raise NotReadyError(f"the model is not ready (it is {state}); try again later")
+    return entry
+
+
+def adapter_of(service: Service, asked: str | None) -> str | None:
+    """The LoRA adapter that a request's model means; ``None``: the model as it is.
+
+    Raises:
+        UnknownModelError: no model or adapter has that name.
+    """
+    if asked is None:
+        return None
+    names = service.names
+    if asked not in names:
+        known = ", ".join(map(repr, names[:10]))
+        text = f"there is no model {asked[:200]!r} here; served are {known}.{did_you_mean(asked, names)}"
+        raise UnknownModelError(text, field="model")
+    return asked if asked in service.info.loras else None
+
+
+def check_names(service: Service) -> None:
+    """
+    Raises:
+        ConfigError: a name of the model is an adapter's, too.
+    """
+    for name in service.settings.served_model_name or (service.info.name,):
+        if name in service.info.loras:
+            raise ConfigError(
+                f"{name!r} would be the name of the model and of one of its LoRA adapters; give the model another one "
+                f"with served_model_name, or the adapter"
+            )
+
+
+def named_template(template: str | None, field: str) -> str | None:
+    """The template that a request names, in ``field``. Jinja from strangers is not run: its sandbox keeps them from the
+    system, not from using it up.
+
+    Raises:
+        InvalidRequestError: it is the text of one.
+    """
+    if template is not None and "{" in template:
+        raise InvalidRequestError(
+            f"{field}: a server takes the name of one of the model's own templates, not the text of one; render the "
+            f"conversation yourself and complete it as a prompt",
+            field=field,
+        )
+    return template
+
+
 class Native:
     """Answers ``GenerateRequest``s. What it raises beside its own errors is the pipeline's and ``Admission``'s."""
 
     def __init__(self, service: Service, admission: Admission) -> None:
+        """
+        Raises:
+            ConfigError: as ``check_names``.
+        """
+        check_names(service)
         self._service = service
         self._admission = admission
 
@@ -73,19 +138,14 @@ class Native:
         return self._service.verbs.loop  # which may have something around the backend that looks on
 
     def _enter(self, params: SamplingParams) -> Entry:
-        entry = self._admission.enter(choices=params.n)  # first: a server that drains says so
-        state = self._service.backend.state
-        if state != "ready":
-            entry.leave()
-            raise NotReadyError(f"the model is not ready (it is {state}); try again later")
-        return entry
+        return admit(self._service, self._admission, choices=params.n)
 
     async def _call(self, request: GenerateRequest, params: SamplingParams, entry: Entry) -> Call:
         """Templates and tokenizers may take their time: in a thread."""
         if params.logits_processors:
             await in_thread(lambda: check_processors(params))
         call = await asyncio.to_thread(self._read, request.prompt, params)
-        entry.add(prompt_tokens=sum(len(prompt.token_ids) for prompt in call.prompts))
+        entry.add_call(call)
         return call
 
     def _read(self, prompt: str | list[int] | ChatPrompt, params: SamplingParams) -> Call:
@@ -100,25 +160,19 @@ class Native:
             tokenizer,
             variables=prompt.template_variables or {},
             tools=prompt.tools,
-            template=_named(prompt.template),
+            template=named_template(prompt.template, "template"),
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
         )
 
     def _params(self, request: GenerateRequest) -> SamplingParams:
         """The request's, with the adapter its model names."""
-        model, params = request.model, request.params
-        if model is None or model not in self._service.info.loras:
-            names = self._service.names
-            if model is not None and model not in names:
-                known = ", ".join(map(repr, names))
-                raise UnknownModelError(
-                    f"there is no model {_short(model)} here, but {known}.{did_you_mean(model, names)}", field="model"
-                )
+        adapter, params = adapter_of(self._service, request.model), request.params
+        if adapter is None:
             return params
-        if params.lora not in (None, model):
-            raise InvalidRequestError(f"model names the adapter {model!r}, lora another one", field="lora")
-        return SamplingParams.of(params, lora=model)
+        if params.lora not in (None, adapter):
+            raise InvalidRequestError(f"model names the adapter {adapter!r}, lora another one", field="lora")
+        return SamplingParams.of(params, lora=adapter)
 
 
 class _Accepted(AsyncChunkStream):
@@ -133,19 +187,3 @@ class _Accepted(AsyncChunkStream):
         self._inbox = await self._start()
         assert self._request_id is not None
         return self._request_id
-
-
-def _named(template: str | None) -> str | None:
-    """Jinja from strangers is not run: its sandbox keeps them from the system, not from using it up."""
-    if template is not None and "{" in template:
-        raise InvalidRequestError(
-            "template: a server takes the name of one of the model's own templates, not the text of one; render the "
-            "conversation yourself and complete it as a prompt",
-            field="template",
-        )
-    return template
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

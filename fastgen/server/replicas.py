@@ -20,6 +20,7 @@ from pathlib import Path
 from fastgen.config import EngineConfig
 from fastgen.core.loop import Submission
 from fastgen.errors import EngineClosedError, FastgenError
+from fastgen.server.admission import DrainingError
 from fastgen.server.gate import Gate
 from fastgen.server.service import Replica, State, Watcher
 from fastgen.server.settings import ServerConfig
@@ -84,6 +85,7 @@ class Replicas:
     def __init__(self, model: str, config: EngineConfig, settings: ServerConfig, *, module: str = WORKER) -> None:
         count = settings.replicas
         self._draining = False
+        self._cut_off = False
         self.trusts_code = config.trust_remote_code
         self._ids = itertools.count()
         self._tokenizer: Tokenizer | None = None
@@ -111,7 +113,7 @@ class Replicas:
         first, *others = self._supervisors
         for group in ([first], others):
             for supervisor in group:
-                supervisor.start()
+                supervisor.start(first.ready)
             for supervisor in group:
                 supervisor.wait_settled()
                 if supervisor.error is not None:
@@ -154,19 +156,30 @@ class Replicas:
         return f"request-{next(self._ids)}"
 
     def submit(self, submissions: Sequence[Submission]) -> Future[None]:
+        """As ``Loop.submit``.
+
+        Raises:
+            DrainingError: everything in flight is being cut off.
+        """
+        if self._cut_off:
+            raise DrainingError
         loops = {s.index: loop for s in self._supervisors if (loop := s.loop) is not None}
         if not loops:
             raise EngineClosedError(f"no engine is ready: {self.detail or 'the server is shutting down'}")
         shares = self._shares(submissions, loops)
         if len(shares) == 1:
             ((index, _),) = shares.items()
-            return loops[index].submit(submissions)
-        return self._spread(submissions, shares, loops)
+            future = loops[index].submit(submissions)
+        else:
+            future = self._spread(submissions, shares, loops)
+        if self._cut_off:  # since then: whoever cut off may not have seen these
+            for new in submissions:
+                self.abort(new.request_id)
+        return future
 
     def abort(self, request_id: str) -> None:
         for supervisor in self._supervisors:
-            loop = supervisor._loop
-            if loop is not None and request_id in loop:
+            if (loop := supervisor.loop) is not None and request_id in loop:
                 loop.abort(request_id)
 
     def abort_all(self) -> None:
@@ -174,6 +187,11 @@ class Replicas:
         for supervisor in self._supervisors:
             if (loop := supervisor.loop) is not None:
                 loop.abort_all()
+
+    def cut_off(self) -> None:
+        """End everything in flight, and what was let in and is not handed in yet."""
+        self._cut_off = True
+        self.abort_all()
 
     @property
     def in_flight(self) -> int:
@@ -188,11 +206,11 @@ class Replicas:
 
     @property
     def state(self) -> State:
-        if self._draining:
-            return "draining"
-        states = {replica.state for replica in self.replicas()}
+        states = {supervisor.state for supervisor in self._supervisors}
+        if states == {"failed"}:
+            return "failed"
         order: tuple[State, ...] = ("ready", "starting", "restarting")
-        return next((state for state in order if state in states), "failed")
+        return "draining" if self._draining else next(state for state in order if state in states)
 
     def replicas(self) -> list[Replica]:
         return [supervisor.replica() for supervisor in self._supervisors]

@@ -102,6 +102,12 @@ class ServerConfig(BaseModel):
         return size
 
     @model_validator(mode="after")
+    def _ports(self) -> Self:
+        if self.port and self.port == self.grpc_port:
+            raise ValueError(f"port and grpc_port are both {self.port}; HTTP and gRPC need one each")
+        return self
+
+    @model_validator(mode="after")
     def _tls(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give tls_cert and tls_key together")

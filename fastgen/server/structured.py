@@ -4,7 +4,7 @@ an entry of ``SamplingParams.logits_processors`` for the plugin fastgen-guided.
 For a door: ``constrain(params, response_format=..., guided=..., tokenizer=...)``. What cannot be promised is refused,
 with ``InvalidRequestError.field`` naming the field at fault; nothing is ever ignored. A schema is tried out here,
 before an engine sees it: in a process of the plugin's own with limits on time and memory, so that no request hurts
-another. That takes milliseconds, or some seconds for a hostile one, and blocks: call it by ``in_thread``. No torch.
+another. That takes milliseconds, or half a second for a hostile one, and blocks: call it by ``in_thread``. No torch.
 
 The same check stands behind ``check_processors``, for doors whose clients write ``logits_processors`` themselves.
 """
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from fastgen.core.plugin import LogitsProcessorSpec, Registry, registry
 from fastgen.core.plugin.specs import describe_error
-from fastgen.errors import InvalidRequestError, did_you_mean
+from fastgen.errors import FastgenError, InvalidRequestError, did_you_mean
 from fastgen.text import Tokenizer
 from fastgen.types import SamplingParams
 
@@ -29,7 +29,7 @@ __all__ = ["GUIDED_FIELDS", "PROCESSOR", "check_processors", "constrain", "in_th
 T = TypeVar("T")
 
 _threads = ThreadPoolExecutor(2, thread_name_prefix="fastgen-schemas")
-"""Not those that tokenize: a hostile schema takes seconds, and holds up other schemas alone."""
+"""Not those that tokenize: a hostile schema takes its time, and holds up other schemas alone."""
 
 PROCESSOR = "guided"
 """The logits processor that holds answers to a form."""
@@ -54,7 +54,7 @@ _LONGEST = 500  # characters of a reason: a library's may repeat what it was giv
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """What ``function`` gives, which tries out schemas."""
+    """What ``function`` gives, which tries out schemas. What comes to none should not wait here."""
     return await asyncio.get_running_loop().run_in_executor(_threads, function)
 
 
@@ -77,6 +77,7 @@ def constrain(
     Raises:
         InvalidRequestError: several forms at once, one that is not valid or that no answer can be held to, a model
             without a tokenizer, or no plugin to do it (says what to install).
+        FastgenError: another: there is no telling, for the server's own trouble; ``OverloadedError`` just now.
     """
     asked: list[tuple[str, dict[str, Any]]] = []  # field, options of the processor
     if response_format is not None and (options := _response_format(response_format)) is not None:
@@ -114,7 +115,7 @@ def with_processor(
         field: the field of the request that is to blame.
 
     Raises:
-        InvalidRequestError: as ``constrain``.
+        InvalidRequestError, FastgenError: as ``constrain``.
     """
     others = params.logits_processors or {}
     if PROCESSOR in others:
@@ -143,6 +144,7 @@ def check_processors(params: SamplingParams, plugins: Registry | None = None) ->
 
     Raises:
         InvalidRequestError: says which and why.
+        FastgenError: as ``constrain``.
     """
     if not params.logits_processors:
         return
@@ -160,6 +162,8 @@ def _check(spec: LogitsProcessorSpec, options: object, field: str) -> None:
     try:
         check(options)
     except (Exception, SystemExit) as error:  # a plugin's code: anything may come
+        if isinstance(error, FastgenError) and not isinstance(error, ValueError):
+            raise  # nothing is wrong with the options
         reason = str(error) if isinstance(error, ValueError) else describe_error(error)
         raise InvalidRequestError(f"{field}: {_short(reason or type(error).__name__)}", field=field) from error
 

@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from fastgen.core.plugin.specs import describe_error
 from fastgen.errors import EngineClosedError, FastgenError
 from fastgen.server.service import Replica, State
 from fastgen.server.settings import ServerConfig
 from fastgen.text import Tokenizer
 from fastgen.wire.info import Pass
-from fastgen.wire.launching import WORKER, Plan, start_engine
+from fastgen.wire.launching import WORKER, ModelChangedError, Plan, check_same, pinned, start_engine
 from fastgen.wire.messages import Ready
 from fastgen.wire.process import Child
 from fastgen.wire.remote import RemoteLoop
@@ -38,8 +39,10 @@ class Supervisor:
     """One engine process after another, watched by a thread.
 
     An error that loading itself raises (no such model, a plugin that is missing) ends it at once if the engine was
-    never ready before: it would come again. Everything else, a killed process too, is tried again, at most
-    ``max_restarts`` times within ten minutes.
+    never ready before: it would come again. Everything else, a killed process or a system that has none to give, is
+    tried again, at most ``max_restarts`` times within ten minutes.
+
+    Each process must load what the first one did: the front goes by that one's tokenizer and limits.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Supervisor:
         self._loop: RemoteLoop | None = None
         self._child: Child | None = None
         self._ready: Ready | None = None
+        self._first: Ready | None = None
         self._error: FastgenError | None = None
         self._restarts = 0
         self._recent: deque[float] = deque()
@@ -70,7 +74,7 @@ class Supervisor:
 
     @property
     def state(self) -> State:
-        return self._state
+        return "restarting" if self._state == "ready" and self.loop is None else self._state
 
     @property
     def detail(self) -> str:
@@ -100,10 +104,9 @@ class Supervisor:
 
     def replica(self) -> Replica:
         loop = self._loop
-        state = "restarting" if self._state == "ready" and self.loop is None else self._state
         return Replica(
             self.index,
-            state,
+            self.state,
             self.pid,
             restarts=self._restarts,
             outstanding_tokens=0 if loop is None else loop.outstanding_tokens,
@@ -120,7 +123,9 @@ class Supervisor:
 
         return end
 
-    def start(self) -> None:
+    def start(self, first: Ready | None = None) -> None:
+        """``first``: what another engine of the same server said of itself, which this one must be like."""
+        self._first = first
         self._thread.start()
 
     def wait_settled(self, timeout: float | None = None) -> bool:
@@ -162,26 +167,36 @@ class Supervisor:
 
     def _one_life(self) -> str | None:
         """Start the process and watch it until it is gone. What it died of; ``None`` if there is no use in another."""
-        child = Child(self._module, label=self._label)
+        try:
+            child = Child(self._module, label=self._label)
+        except (OSError, RuntimeError) as error:
+            return f"the {self._label} process could not be started: {describe_error(error)}"
         self._child = child
         loop: RemoteLoop | None = None
         try:
             if self._stopping.is_set():
                 return None
-            ready = start_engine(child, self._plan, timeout=self._settings.start_timeout, progress=self._progress)
+            plan = self._plan if self._first is None else pinned(self._plan, self._first)
+            ready = start_engine(child, plan, timeout=self._settings.start_timeout, progress=self._progress)
+            if self._first is not None:
+                check_same(self._first, ready)
             loop = RemoteLoop(child.channel, self._tokenizer_of(ready), label=self._label)
             loop.watch(self._passes)
             self._ready = self._ready or ready
+            self._first = self._first or ready
             self._loop, self._state, self._detail = loop, "ready", ""
             if self._stopping.is_set():
                 return None
             self._settled.set()
             return self._watch(child, loop)
         except FastgenError as error:
-            if self._ready is None and not isinstance(error, EngineClosedError):
+            hopeless = self._ready is None and not isinstance(error, EngineClosedError)
+            if hopeless or isinstance(error, ModelChangedError):
                 self._give_up(error)
                 return None
             return str(error)
+        except (OSError, RuntimeError) as error:  # no thread for the connection, say
+            return f"the {self._label} process could not be used: {describe_error(error)}"
         finally:
             self._end(child, loop)
 
@@ -203,7 +218,9 @@ class Supervisor:
         while not loop.wait_closed(WATCH_SECONDS):
             now = time.monotonic()
             # If this process itself was held up, the engine's messages lie there unread: a late look counts as one.
-            silent = silent + min(now - last, 2 * WATCH_SECONDS) if loop.heard == heard else 0.0
+            # And while it works on one, others may lie there.
+            same = loop.heard == heard and not loop.reading
+            silent = silent + min(now - last, 2 * WATCH_SECONDS) if same else 0.0
             heard, last = loop.heard, now
             why = None
             if silent > self._settings.heartbeat_timeout:

@@ -1,7 +1,7 @@
 """OpenTelemetry spans, if asked for: one for each HTTP request to the API, and in it one for each prompt the model
 answers, with the ``gen_ai.*`` attributes of OpenTelemetry's conventions. No span holds text of a prompt or an answer.
 
-Needs the packages of ``pip install 'fastgen[otel]'``.
+Needs the packages of the extra ``otel``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["HttpSpans", "Tracing", "grpc_context"]
 
 _MISSING = (
-    "traces were asked for and the packages that send them are not installed ({error}); install them with: "
-    "pip install 'fastgen[otel]'"
+    "traces were asked for and the packages that send them are not installed ({error}); install them from your "
+    "checkout of fastgen: pip install '.[otel]'"
 )
 _TRACED = ("/v1/",)
 

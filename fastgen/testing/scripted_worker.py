@@ -48,6 +48,9 @@ class Engine(ScriptedEngine):
         self.words.append(bytes(prompt_token_ids).split(b" ")[0].decode())
         return request_id
 
+    def check(self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, chat: bool = False) -> None:
+        """It has no logits processors to refuse."""
+
     def step(self) -> list[StepOutput]:
         words, self.words = self.words, [word for word in self.words if word == "SLOW"]
         if "EXIT" in words:

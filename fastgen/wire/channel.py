@@ -6,6 +6,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 
 from fastgen.errors import FastgenError
@@ -42,6 +43,8 @@ class Channel:
         self._buffer = bytearray()
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._broken = False
+        self.heard = time.monotonic()
+        """When anything came last, part of a frame too, in seconds of the monotonic clock."""
         self._writer = threading.Thread(target=self._write, name=f"fastgen-{name}-writer", daemon=True)
         self._writer.start()
 
@@ -93,6 +96,7 @@ class Channel:
                 cut = " in the middle of a message" if buffer or count != _LENGTH.size else ""
                 raise ChannelClosedError(f"the other side closed the connection{cut}")
             buffer += piece
+            self.heard = time.monotonic()
         taken = bytes(memoryview(buffer)[:count])
         del buffer[:count]
         return taken

@@ -6,7 +6,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
@@ -30,9 +31,11 @@ from fastgen.wire.messages import (
 )
 from fastgen.wire.process import Child
 
-__all__ = ["Plan", "start_engine"]
+__all__ = ["ModelChangedError", "Plan", "check_same", "pinned", "start_engine"]
 
 WORKER = "fastgen.wire.worker"
+_SAME = ("name", "architecture", "dtype", "quantization", "block_size", "vocab_size", "loras")
+"""What engines of one server have in common; limits may differ with the memory that was free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,34 @@ class Plan:
     place: int = 0
     """Which of the ``places`` engines on this machine it is, from 0."""
     places: int = 1
+
+
+class ModelChangedError(ConfigError):
+    """An engine loaded another model than the first one of its server."""
+
+
+def pinned(plan: Plan, first: Ready) -> Plan:
+    """The plan for an engine that is to load what the first one did: of a model of the hub that very commit, whatever
+    its branch points to by now."""
+    directory = Path(first.directory)
+    if directory.parts[-3:-1] != (f"models--{plan.model.replace('/', '--')}", "snapshots"):
+        return plan
+    return replace(plan, config=plan.config.model_copy(update={"revision": directory.name}))
+
+
+def check_same(first: Ready, ready: Ready) -> None:
+    """
+    Raises:
+        ModelChangedError: what was loaded is not what the first engine loaded, whose tokenizer and limits the server
+            goes by.
+    """
+    pairs = [("directory", first.directory, ready.directory)]
+    pairs += [(name, getattr(first.info, name), getattr(ready.info, name)) for name in _SAME]
+    different = [f"{name} is {now!r} and was {before!r}" for name, before, now in pairs if now != before]
+    if different:
+        raise ModelChangedError(
+            f"the model is not the one that the server started with: {'; '.join(different)}. Start the server again"
+        )
 
 
 def start_engine(

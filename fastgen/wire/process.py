@@ -33,6 +33,10 @@ class Child:
     level it names."""
 
     def __init__(self, module: str, arguments: Sequence[str] = (), *, label: str = "engine") -> None:
+        """
+        Raises:
+            OSError, RuntimeError: the system has no process, file descriptor or thread to give; nothing is left behind.
+        """
         self.label = label
         ours, theirs = socket.socketpair()
         path = [entry or os.getcwd() for entry in sys.path]
@@ -53,13 +57,22 @@ class Child:
             raise
         finally:
             theirs.close()
-        self.channel = Channel(ours, name=label.replace(" ", "-"))
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         assert self._process.stdout is not None
         self._listener = threading.Thread(
             target=self._listen, args=(self._process.stdout,), name=f"fastgen-{label}-output", daemon=True
         )
-        self._listener.start()
+        try:
+            self._listener.start()
+            self.channel = Channel(ours, name=label.replace(" ", "-"))
+        except BaseException:  # no thread is to be had: leave no process behind
+            ours.close()
+            self._process.kill()
+            self._process.wait()
+            if self._listener.ident is not None:
+                self._listener.join(1.0)
+            self._process.stdout.close()
+            raise
 
     @property
     def pid(self) -> int:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import itertools
 import logging
+import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
 from fastgen.core.collector import Collector
-from fastgen.core.loop import CallerGone, Sink, Submission, in_batch
+from fastgen.core.delivery import Delivery, Running
+from fastgen.core.loop import Submission, in_batch
 from fastgen.core.plugin.specs import describe_error
 from fastgen.core.request import DEFAULT_MAX_NEW_TOKENS
 from fastgen.core.stats import EngineStats
 from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError
 from fastgen.text import Tokenizer
-from fastgen.types import SamplingParams, StepOutput
+from fastgen.types import SamplingParams
 from fastgen.wire.channel import Channel, ChannelClosedError, FrameError
 from fastgen.wire.info import Pass
 from fastgen.wire.messages import (
@@ -32,18 +34,19 @@ from fastgen.wire.messages import (
     FromFront,
     Output,
     Refused,
-    Request,
     Step,
-    Submit,
     decode_from_engine,
     encode,
     error_of,
-    params_fields,
 )
+from fastgen.wire.outgoing import frame_of, request_of
 
 __all__ = ["RefusedError", "RemoteLoop"]
 
 logger = logging.getLogger(__name__)
+
+ASIDE_SECONDS = 1.0
+"""How long the end waits for prompt log-probabilities that are being prepared."""
 
 PassWatcher: TypeAlias = Callable[[Sequence[Pass]], None]
 
@@ -54,21 +57,28 @@ class RefusedError(InvalidRequestError):
     place: int = 0
 
 
-class _Running:
-    """One request, from its submission to its end."""
+@dataclass(slots=True)
+class _Running(Running):
+    left_of_prompt: int
+    left_of_answers: int
+    scored: bool
+    """Whether its prompt's log-probabilities were asked for."""
+    accepted: bool = False
 
-    __slots__ = ("accepted", "collector", "left_of_answers", "left_of_prompt", "sink")
-
-    def __init__(self, collector: Collector, new: Submission) -> None:
-        self.collector = collector
-        self.sink: Sink = new.sink
-        self.accepted = False
-        self.left_of_prompt = len(new.prompt_token_ids)
-        self.left_of_answers = new.params.n * expected_tokens(new.params, len(new.prompt_token_ids))
+    @classmethod
+    def of(cls, collector: Collector, new: Submission) -> _Running:
+        prompt = len(new.prompt_token_ids)
+        answers = new.params.n * expected_tokens(new.params, prompt)
+        return cls(collector, new.sink, prompt, answers, new.params.prompt_logprobs is not None)
 
     @property
     def left(self) -> int:
         return self.left_of_prompt + self.left_of_answers
+
+    def count(self) -> None:
+        """An output came."""
+        self.left_of_prompt = 0
+        self.left_of_answers = max(0, self.left_of_answers - 1)
 
 
 class _Batch:
@@ -95,7 +105,8 @@ class _Batch:
 
 class RemoteLoop:
     """Hands requests to an engine process and its tokens to sinks. Tokens become text, and stop strings end their
-    choice, in the thread that reads the connection.
+    choice, in the thread that reads the connection; requests that want their prompt's log-probabilities, which can be a
+    million, have a thread of their own, so that nobody else's tokens wait for that.
 
     It has no lock: ``abort`` may be called by a finaliser in the middle of any line. Dictionaries change by single
     operations, and whoever takes an entry out settles it.
@@ -109,14 +120,17 @@ class RemoteLoop:
         self._ids = itertools.count()
         self._numbers = itertools.count()
         self._batches: dict[int, _Batch] = {}
-        self._requests: dict[str, _Running] = {}
+        self._delivery: Delivery[_Running] = Delivery(self._abort)
+        self._requests = self._delivery.requests
+        self._aside: queue.SimpleQueue[tuple[_Running, Output] | None] = queue.SimpleQueue()
+        self._aside_thread: threading.Thread | None = None
         self._watchers: tuple[PassWatcher, ...] = ()
         self._end: EngineClosedError | None = None
         self._over = threading.Event()
         self.stats: EngineStats | None = None
         """The latest counts it told of."""
-        self.heard = time.monotonic()
-        """When it said anything last, in seconds of the monotonic clock."""
+        self.reading = False
+        """Whether a message is being worked on; meanwhile others may lie there unread."""
         self.in_step = 0.0
         """Seconds that the step in flight had taken when it said so last."""
         self._reader = threading.Thread(target=self._read, name=f"fastgen-{label}-reader", daemon=True)
@@ -131,6 +145,11 @@ class RemoteLoop:
     @property
     def why_closed(self) -> str:
         return "" if self._end is None else str(self._end)
+
+    @property
+    def heard(self) -> float:
+        """When it said anything last, in seconds of the monotonic clock."""
+        return self._channel.heard
 
     @property
     def outstanding_tokens(self) -> int:
@@ -167,10 +186,10 @@ class RemoteLoop:
                     raise InvalidRequestError(
                         f"request id {new.request_id!r} is in use by a request in flight", field="request_id"
                     )
-                requests.append(_request(new))
-                self._requests[new.request_id] = _Running(collector, new)
+                requests.append(request_of(new))
+                self._requests[new.request_id] = _Running.of(collector, new)
                 made.append(new.request_id)
-            frame = _frame(number, requests)
+            frame = frame_of(number, requests)
             self._batches[number] = batch
             self._channel.send(frame)
         except (InvalidRequestError, FrameError) as error:
@@ -209,12 +228,18 @@ class RemoteLoop:
         self._channel.shut()
 
     def wait_closed(self, timeout: float | None = None) -> bool:
-        """Whether everybody has been told of the end within ``timeout`` seconds."""
+        """Whether everybody has been told of the end within ``timeout`` seconds; those whose prompt's log-probabilities
+        are being prepared hear of it after that."""
         return self._over.wait(timeout)
 
     def join(self) -> None:
         """Wait for the reading thread, once it was stopped or the process has died."""
         self._reader.join()
+        if self._aside_thread is not None:
+            self._aside_thread.join(ASIDE_SECONDS)
+
+    def _abort(self, request_id: str, index: int | None) -> None:
+        self._say(Abort(request_id, index))
 
     def _say(self, message: FromFront) -> None:
         with suppress(FrameError):
@@ -226,7 +251,10 @@ class RemoteLoop:
         why = "the engine was closed before the request ended"
         try:
             while self._end is None:
-                self._take(decode_from_engine(self._channel.receive()))
+                frame = self._channel.receive()
+                self.reading = True
+                self._take(decode_from_engine(frame))
+                self.reading = False
         except ChannelClosedError:
             why = f"the {self._label} process died before the request ended"
         except (FrameError, msgspec.MsgspecError) as error:
@@ -241,7 +269,6 @@ class RemoteLoop:
             self._finish(why)
 
     def _take(self, message: FromEngine) -> None:
-        self.heard = time.monotonic()
         if isinstance(message, Step):
             self.in_step = 0.0
             self._step(message)
@@ -274,8 +301,13 @@ class RemoteLoop:
     def _step(self, message: Step) -> None:
         for output in message.outputs:
             running = self._requests.get(output.request_id)
-            if running is not None and running.accepted:
-                self._deliver(running, output)
+            if running is None or not running.accepted:
+                continue
+            running.count()
+            if running.scored:
+                self._put_aside(running, output)
+            else:
+                self._delivery.deliver(output.to())
         if message.stats is not None:
             self.stats = message.stats
         if message.ran is not None:
@@ -285,57 +317,18 @@ class RemoteLoop:
                 except Exception:
                     logger.exception("a watcher of passes failed")
 
-    def _deliver(self, running: _Running, output: Output) -> None:
-        try:
-            self._pass_on(running, output.to())
-        except CallerGone as gone:
-            logger.debug("request %s ends, its caller is gone: %s", output.request_id, gone)
-            self._forget(output.request_id)
-        except (Exception, SystemExit) as error:  # its detokenizer, or its sink: nobody else's business
-            self._drop(output.request_id, running, error)
-
-    def _pass_on(self, running: _Running, output: StepOutput) -> None:
-        collector, sink = running.collector, running.sink
-        if output.prompt_logprobs is not None:
-            sink.prompt_logprobs(collector.name_tokens(output.prompt_logprobs))
-        chunk = collector.take(output)
-        if chunk is None:
-            return
-        running.left_of_prompt = 0
-        running.left_of_answers = max(0, running.left_of_answers - 1)
-        if chunk.finish_reason is not None:
-            if output.finish_reason is None:  # a stop string, which the engine knows nothing of
-                self._say(Abort(output.request_id, output.index))
-            if collector.finished:
-                self._requests.pop(output.request_id, None)
-        sink.chunk(chunk)
-
-    def _forget(self, request_id: str) -> None:
-        if self._requests.pop(request_id, None) is not None:
-            self._say(Abort(request_id))
-
-    def _drop(self, request_id: str, running: _Running, error: BaseException) -> None:
-        logger.warning("request %s failed: %s", request_id, describe_error(error))
-        self._forget(request_id)
-        try:
-            for chunk in running.collector.fail(describe_error(error)):
-                running.sink.chunk(chunk)
-        except (Exception, SystemExit):
-            logger.debug("the caller of request %s cannot be reached", request_id, exc_info=True)
-
     def _finish(self, why: str) -> None:
         if self._end is None:
             self._end = EngineClosedError(why)
         end = self._end
         for number in list(self._batches):
             self._fail_batch(number, end)
-        for request_id in list(self._requests):
-            running = self._requests.pop(request_id, None)
-            if running is not None and running.accepted:
-                try:
-                    running.sink.fail(end)
-                except BaseException:  # the others must hear of it
-                    logger.debug("the caller of request %s cannot be reached", request_id, exc_info=True)
+        self._aside.put(None)
+        for request_id, running in list(self._requests.items()):
+            if not running.accepted:  # its batch tells of it
+                self._requests.pop(request_id, None)
+            elif not running.scored or self._aside_thread is None:
+                self._delivery.fail(request_id, end)
         self._over.set()
 
     def _fail_batch(self, number: int, end: EngineClosedError) -> None:
@@ -347,6 +340,26 @@ class RemoteLoop:
             error = EngineClosedError(str(end))  # one each: raising writes a traceback into it
             error.__cause__ = end
             batch.future.set_exception(error)
+
+    # ---- the thread for requests with prompt log-probabilities -------------------------------------------------------
+
+    def _put_aside(self, running: _Running, output: Output) -> None:
+        """In the reading thread."""
+        self._aside.put((running, output))
+        if self._aside_thread is None:
+            name = f"fastgen-{self._label}-scores"
+            self._aside_thread = threading.Thread(target=self._work_aside, name=name, daemon=True)
+            self._aside_thread.start()
+
+    def _work_aside(self) -> None:
+        while (item := self._aside.get()) is not None:
+            running, output = item
+            if self._end is None and self._requests.get(output.request_id) is running:
+                self._delivery.deliver(output.to())
+        end = self._end or EngineClosedError("the engine was closed before the request ended")
+        for request_id, running in list(self._requests.items()):
+            if running.accepted and running.scored:
+                self._delivery.fail(request_id, end)
 
 
 class _Died(Exception):
@@ -360,28 +373,3 @@ def expected_tokens(params: SamplingParams, prompt: int) -> int:
     if params.max_length is not None:
         return max(1, params.max_length - prompt)
     return DEFAULT_MAX_NEW_TOKENS
-
-
-def _request(new: Submission) -> Request:
-    return Request(new.request_id, new.prompt_token_ids, params_fields(new.params), new.chat)
-
-
-def _frame(number: int, requests: list[Request]) -> bytes:
-    """
-    Raises:
-        InvalidRequestError: a value that cannot be sent: a number beyond 64 bits, or a Python object.
-    """
-    try:
-        return encode(Submit(number, requests))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise _unsendable(requests, error) from error
-
-
-def _unsendable(requests: list[Request], error: Exception) -> InvalidRequestError:
-    for request in requests:
-        for field, value in (("prompt_token_ids", request.prompt_token_ids), *request.params.items()):
-            try:
-                encode(value)
-            except (TypeError, ValueError, OverflowError, RecursionError) as found:
-                return InvalidRequestError(f"{field} holds what cannot be sent to the engine: {found}", field=field)
-    return InvalidRequestError(f"the request cannot be sent to the engine: {error}")

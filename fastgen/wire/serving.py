@@ -9,13 +9,13 @@ from typing import Protocol
 
 from fastgen.core.loop import EngineLike
 from fastgen.core.plugin.specs import describe_error
+from fastgen.core.processors import checked_already
 from fastgen.core.stats import EngineStats
 from fastgen.errors import FastgenError
 from fastgen.types import SamplingParams, StepOutput
 from fastgen.wire.channel import FrameError
 from fastgen.wire.info import Pass
 from fastgen.wire.messages import (
-    Abort,
     Accepted,
     FromEngine,
     Output,
@@ -24,6 +24,7 @@ from fastgen.wire.messages import (
     Submit,
     kind_of,
 )
+from fastgen.wire.preparing import Checking, Commands, Preparing
 from fastgen.wire.pulse import Pulse
 
 __all__ = ["Counting", "Serving"]
@@ -36,16 +37,10 @@ COMMANDS_AT_ONCE = 256
 """Between two steps, so that no flood of commands keeps a step from coming."""
 
 
-class Counting(EngineLike, Protocol):
+class Counting(EngineLike, Checking, Protocol):
     """An engine that tells where it stands."""
 
     def stats(self) -> EngineStats: ...
-
-
-class Commands(Protocol):
-    """Where commands come from: ``None`` is "none now"; ``EOFError`` is the end."""
-
-    def __call__(self, *, wait: bool) -> Submit | Abort | None: ...
 
 
 class Serving:
@@ -61,13 +56,16 @@ class Serving:
 
     def run(self, commands: Commands) -> None:
         """Until the front is gone."""
+        prepared = Preparing(commands, self._engine)
         try:
             while True:
-                self._carry_out(commands)
+                self._carry_out(prepared)
                 if self._engine.has_work:
                     self._step()
         except EOFError:
             return
+        finally:
+            prepared.close()
 
     def _carry_out(self, commands: Commands) -> None:
         """Sleeps while there is nothing to do at all."""
@@ -87,7 +85,8 @@ class Serving:
         try:
             for new in command.requests:
                 params = SamplingParams.of(**new.params)
-                self._engine.add(new.prompt_token_ids, params, request_id=new.request_id, chat=new.chat, text=True)
+                with checked_already():
+                    self._engine.add(new.prompt_token_ids, params, request_id=new.request_id, chat=new.chat, text=True)
                 accepted.append(new.request_id)
         except (Exception, SystemExit) as error:
             for request_id in accepted:  # no step has run since: nothing has come of them

@@ -171,7 +171,7 @@ def test_bad_endings() -> None:
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'fastgen\[bench\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[bench\]'"):
         plots.check(Path("out.png"))
 
 

@@ -181,6 +181,9 @@ def test_flags_go_over_toml(tmp_path: Path) -> None:
         ("[sampling]\ntemprature = 1.0", "unknown option 'temprature'. Did you mean 'temperature'"),
         ("sampling = 3", "must be a table"),
         ("block_size = ", "not valid TOML"),
+        ("block_sise = 8", "fastgen.toml: "),
+        ("port = 8000", "port is a server's option; it belongs under [server]"),
+        ("[sever]\nport = 8000", "unknown table [sever]. Did you mean 'server'"),
     ],
 )
 def test_wrong_toml_is_refused(tmp_path: Path, text: str, message: str) -> None:

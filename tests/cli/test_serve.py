@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from fastgen.cli import main
 from fastgen.cli.serve import SECTIONS
 from fastgen.config import EngineConfig
+from fastgen.errors import ConfigError
 from fastgen.server import launch
 from fastgen.server.settings import ServerConfig
 
@@ -108,7 +109,7 @@ def test_the_config_file(got: Got, tmp_path: Path) -> None:
         ("[server]\nports = 1\n", "unknown server option 'ports'. Did you mean 'port'"),
         ("[server]\nport = 99999\n", "port"),
         ("server = 1\n", "server must be a table"),
-        ("port = 9000\n", "unknown engine option 'port'"),
+        ("port = 9000\n", "port is a server's option; it belongs under"),
     ],
 )
 def test_a_config_file_that_is_wrong(got: Got, tmp_path: Path, text: str, words: str) -> None:
@@ -135,3 +136,9 @@ def test_its_help() -> None:
     assert result.output.index("fastgen serve org/model") < places[0]
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in result.output
     assert all(len(line) <= 90 for line in result.output.splitlines())
+
+
+def test_one_port_cannot_be_both_http_and_grpc() -> None:
+    with pytest.raises(ConfigError, match="both 8011"):
+        ServerConfig(port=8011, grpc_port=8011)
+    assert ServerConfig(port=0, grpc_port=0).grpc_port == 0

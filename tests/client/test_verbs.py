@@ -343,6 +343,15 @@ def test_the_package_is_the_function(served: Served) -> None:
     assert made.closed
 
 
+def test_a_url_may_end_as_openai_s_clients_want_it(served: Served) -> None:
+    if served.address.startswith("http"):
+        with Client(served.address + "/v1/") as made:
+            assert made.health()
+    else:
+        with pytest.raises(ConfigError, match="host:port"):
+            Client(served.address + "/v1")
+
+
 def test_no_torch_and_nothing_heavy() -> None:
     code = (
         "import sys, fastgen.client, fastgen.client.over_grpc, fastgen.client.over_http;"

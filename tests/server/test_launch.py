@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import pytest
 from fastgen.client import Client
 from fastgen.errors import CheckpointError, ConfigError, EngineClosedError, FastgenError
 from fastgen.server.background import Server, serve
+from fastgen.server.ending import MARGIN_SECONDS
 from fastgen.testing.children import Holdings, wait_until
 from fastgen.testing.scripted_worker import MODULE
 
@@ -48,6 +48,16 @@ def complete(server: Server, prompt: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=SECONDS)
 
 
+def generated(server: Server) -> float:
+    """Tokens so far."""
+    return metric(server, "vllm:generation_tokens_total")
+
+
+def metric(server: Server, name: str) -> float:
+    (value,) = re.findall(rf"^{name}\{{.*\}} (\S+)$", httpx.get(f"{server.url}/metrics").text, re.M)
+    return float(value)
+
+
 def test_it_answers_at_every_door(server: Server) -> None:
     assert complete(server, "over HTTP").json()["choices"][0]["text"] == "over HTTP"
     assert server("through the client").text == "through the client"
@@ -70,13 +80,15 @@ def test_the_front_runs_without_torch(server: Server) -> None:
 
 def test_e6_a_dead_engine_shows_and_comes_back(server: Server) -> None:
     came: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: came.append(complete(server, f"SLOW {'x' * 500}", max_tokens=500)))
+    prompt = f"SLOW {'x' * 1500}"
+    asking = threading.Thread(target=lambda: came.append(complete(server, prompt, max_tokens=len(prompt))))
+    before = generated(server)
     asking.start()
-    time.sleep(1.0)  # it runs; if not yet, it is refused with the same status
+    wait_until(lambda: generated(server) > before)  # it runs
     engine_of(server).kill()
     asking.join(SECONDS)
     assert came[0].status_code == 503
-    assert "error" in came[0].json()
+    assert "died before the request ended" in came[0].json()["error"]["message"]  # not refused: cut off
     seen = set()
 
     def back() -> bool:
@@ -250,6 +262,51 @@ def test_terminating_twice_and_asking_after(scripted: str) -> None:
     server.terminate()
     with pytest.raises(EngineClosedError):
         server("too late")
+
+
+@pytest.mark.slow
+def test_one_deadline_for_the_whole_end(scripted: str) -> None:
+    """The engine is stuck, and clients at both doors wait for it: each phase of the end uses up its time."""
+    server = start(scripted, served_model_name="echo", grpc_port=0, drain_timeout=0.0)
+    try:
+        over_grpc = server.stream(f"SLOW {'x' * 1500}", max_new_tokens=1500)
+        next(over_grpc)
+        body = json.dumps({"model": "echo", "prompt": "SLEEP", "stream": True}).encode()
+        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as client:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            client.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+            wait_until(lambda: metric(server, "fastgen:requests_in_flight") == 2)
+            os.kill(server.pid, signal.SIGTERM)
+            assert server._child.wait(MARGIN_SECONDS + 2.0)
+            assert server._child.how_it_ended() == "it exited with code 0"
+    finally:
+        server.terminate(SECONDS)
+
+
+def test_a_signal_while_it_loads() -> None:
+    """`fastgen.serve` has not returned: the process is found by its parent."""
+    before = {child.pid for child in psutil.Process().children()}
+    errors: list[BaseException] = []
+
+    def starting() -> None:
+        try:
+            start("loads")
+        except FastgenError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=starting)
+    thread.start()
+
+    def loading() -> list[psutil.Process]:
+        """Servers that have an engine."""
+        return [c for c in psutil.Process().children() if c.pid not in before and c.children()]
+
+    wait_until(lambda: bool(loading()))
+    (found,) = loading()
+    found.send_signal(signal.SIGTERM)
+    thread.join(SECONDS)
+    (error,) = errors
+    assert f"it exited with code {128 + signal.SIGTERM}" in str(error)
 
 
 CALLER = """

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from fastgen.config import EngineConfig
+from fastgen.core.loop import Submission
 from fastgen.errors import CheckpointError, EngineClosedError, FastgenError
 from fastgen.front.verbs import Verbs
+from fastgen.server.admission import DrainingError
 from fastgen.server.replicas import Replicas
 from fastgen.server.settings import ServerConfig
 from fastgen.testing.children import Holdings, wait_until
 from fastgen.testing.scripted_worker import MODULE
-from fastgen.types import Chunk
+from fastgen.types import Chunk, SamplingParams, TokenLogprob
 
 SECONDS = 20
 CONFIG = EngineConfig()
@@ -95,6 +101,179 @@ def test_e6_everybody_is_told_and_the_engine_comes_back(
     assert Holdings() == before
 
 
+class Slow:
+    """A sink that takes its time, in the thread that reads from the engine."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.over = threading.Event()
+        self.chunks: list[Chunk] = []
+        self.errors: list[FastgenError] = []
+
+    def prompt_logprobs(self, entries: list[TokenLogprob | None]) -> None:
+        pass
+
+    def chunk(self, chunk: Chunk) -> None:
+        if not self.chunks:
+            time.sleep(self.seconds)
+        self.chunks.append(chunk)
+        if chunk.usage is not None:
+            self.over.set()
+
+    def fail(self, error: FastgenError) -> None:
+        self.errors.append(error)
+        self.over.set()
+
+
+@pytest.mark.slow
+def test_a_front_that_is_slow_itself_takes_no_engine_for_dead(scripted: str) -> None:
+    with serving(scripted, heartbeat_timeout=1.0) as (replicas, _):
+        sink = Slow(3.0)
+        replicas.submit([Submission("slow", list(b"abc"), SamplingParams(), sink)]).result(SECONDS)
+        assert sink.over.wait(SECONDS)
+        assert (len(sink.chunks), sink.errors) == (3, [])
+        assert replicas.replicas()[0].restarts == 0
+
+
+class Held(Slow):
+    """Waits with its prompt's log-probabilities until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.go = threading.Event()
+        self.came: list[object] = []
+
+    def prompt_logprobs(self, entries: list[TokenLogprob | None]) -> None:
+        assert self.go.wait(SECONDS)
+        self.came.append(entries)
+
+    def chunk(self, chunk: Chunk) -> None:
+        self.came.append(chunk)
+        super().chunk(chunk)
+
+
+def test_nobody_waits_for_the_scores_of_a_long_prompt(scripted: str) -> None:
+    before = Holdings()
+    with serving(scripted) as (replicas, verbs):
+        sink = Held()
+        params = SamplingParams(prompt_logprobs=1)
+        replicas.submit([Submission("held", list(b"abc"), params, sink)]).result(SECONDS)
+        assert verbs("hello").text == "hello"
+        assert sink.came == []
+        sink.go.set()
+        assert sink.over.wait(SECONDS)
+        scores, *chunks = sink.came
+        assert isinstance(scores, list)
+        assert [None if one is None else one.token for one in scores] == [None, "b", "c"]
+        assert chunks == sink.chunks
+        assert [chunk.token_ids for chunk in sink.chunks] == [[one] for one in b"abc"]
+        replicas.submit([Submission("held again", list(b"abc"), params, last := Held())]).result(SECONDS)
+        kill(replicas)
+        wait_until(lambda: replicas.state == "restarting")
+        last.go.set()
+        assert last.over.wait(SECONDS)  # once, whether it was the answer or the end
+        assert len(last.errors) + sum(chunk.usage is not None for chunk in last.chunks) == 1
+        wait_until(lambda: replicas.state == "ready")
+    assert Holdings() == before
+
+
+def test_cutting_off_leaves_nothing_to_come(scripted: str) -> None:
+    with serving(scripted) as (replicas, verbs):
+        stream = verbs.stream(f"SLOW {'x' * 2000}")
+        next(stream)
+        replicas.cut_off()
+        assert [chunk.finish_reason for chunk in stream][-1] == "abort"
+        with pytest.raises(DrainingError, match="shutting down"):
+            verbs("admitted before, handed in now")
+        assert replicas.in_flight == 0
+
+
+@pytest.mark.slow
+def test_a_system_that_has_nothing_to_give_is_asked_again(scripted: str) -> None:
+    """No file descriptor is to be had while the engine is to come back."""
+    with serving(scripted) as (replicas, verbs):
+        pid = pid_of(replicas)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: "could not be started" in replicas.detail or replicas.state == "failed")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert replicas.state == "restarting"
+        assert "Too many open files" in replicas.detail
+        wait_until(lambda: replicas.state == "ready")
+        assert verbs("hello").text == "hello"
+
+
+CHANGES = """
+import sys
+from pathlib import Path
+import dataclasses
+from fastgen.testing.scripted_worker import load
+from fastgen.wire.messages import Start
+from fastgen.wire.worker import leave, main
+
+def other(start: Start):
+    engine, ready = load(start)
+    mark = Path(start.model.partition(" ")[2])
+    revisions = mark.read_text().split() if mark.exists() else []
+    revisions.append(start.config.get("revision") or "none")
+    mark.write_text(" ".join(revisions))
+    CHANGE
+    return engine, ready
+
+if __name__ == "__main__":
+    leave(main(load=other))
+"""
+
+
+@contextmanager
+def changing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: str
+) -> Iterator[tuple[Replicas, Path]]:
+    """Replicas of an engine that tells what `change` makes of `ready`, and the file with the revisions asked for."""
+    (tmp_path / f"{name}.py").write_text(CHANGES.replace("CHANGE", change))
+    monkeypatch.syspath_prepend(tmp_path)
+    mark = tmp_path / "revisions"
+    replicas = Replicas(f"echo {mark}", CONFIG, ServerConfig(max_restarts=3), module=name)
+    try:
+        replicas.start()
+        yield replicas, mark
+    finally:
+        replicas.close()
+
+
+@pytest.mark.slow
+def test_it_comes_back_with_the_same_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = f'"{tmp_path}/models--" + start.model.replace("/", "--") + "/snapshots/c0ffee"'
+    with changing(tmp_path, monkeypatch, "fetches", f"ready.directory = {cache}") as (replicas, mark):
+        kill(replicas)
+        wait_until(lambda: replicas.replicas()[0].restarts == 1 and replicas.state == "ready")
+        assert mark.read_text().split() == ["none", "c0ffee"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("ready.directory += str(len(revisions))", "directory is '.*2' and was '.*1'"),
+        (
+            "ready.info = dataclasses.replace(ready.info, vocab_size=256 + len(revisions))",
+            "vocab_size is 258 and was 257",
+        ),
+    ],
+)
+def test_another_model_is_not_taken_for_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, words: str
+) -> None:
+    with changing(tmp_path, monkeypatch, "changes", change) as (replicas, _):
+        kill(replicas)
+        wait_until(lambda: replicas.state in ("failed", "ready") and replicas.replicas()[0].restarts == 1)
+        assert replicas.state == "failed"
+        assert re.search(f"not the one that the server started with: {words}", replicas.detail)
+
+
 def test_while_it_comes_back_requests_are_refused_at_once(scripted: str) -> None:
     with serving(scripted) as (replicas, verbs):
         kill(replicas)
@@ -118,6 +297,8 @@ def test_bounded_restarts(scripted: str) -> None:
         assert "given up after 1 restarts within ten minutes (max_restarts)" in replica.detail
         assert replica.pid is None
         assert replicas.closed
+        replicas.drain()
+        assert replicas.state == "failed"  # nothing drains here
         with pytest.raises(EngineClosedError, match="given up"):
             verbs("hello")
 

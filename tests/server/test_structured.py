@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from fastgen import api as fg
 from fastgen.core.plugin import Registry, registered, registry
-from fastgen.errors import InvalidRequestError
+from fastgen.errors import FastgenError, InvalidRequestError, OverloadedError
 from fastgen.server.structured import check_processors, constrain, with_processor
 from fastgen.testing.tokenizers import byte_tokenizer
 from fastgen.text import Tokenizer
@@ -176,22 +178,42 @@ def test_processors_that_clients_write_themselves() -> None:
     assert caught.value.field == "logits_processors"
 
 
-def test_a_check_that_breaks_refuses(tokenizer: Tokenizer) -> None:
+@contextmanager
+def checking(check: Callable[[Any], None]) -> Iterator[Registry]:
+    """With a processor ``checked`` that has this check."""
+    plugin = types.ModuleType("checking")
+
+    @fg.hookimpl
+    def fastgen_logits_processors() -> list[fg.LogitsProcessorSpec]:
+        return [fg.LogitsProcessorSpec("checked", print, check=check)]
+
+    plugin.fastgen_logits_processors = fastgen_logits_processors  # type: ignore[attr-defined]
+    with registered(plugin, name="checking"):
+        yield registry()
+
+
+CHECKED = SamplingParams(logits_processors={"checked": {}})
+
+
+def test_a_check_that_breaks_refuses() -> None:
     """Whatever it raises, and however much it says."""
 
     def breaks(options: Any) -> None:
         raise SystemExit("x" * 10_000)
 
-    plugin = types.ModuleType("breaking")
-
-    @fg.hookimpl
-    def fastgen_logits_processors() -> list[fg.LogitsProcessorSpec]:
-        return [fg.LogitsProcessorSpec("breaks", print, check=breaks)]
-
-    plugin.fastgen_logits_processors = fastgen_logits_processors  # type: ignore[attr-defined]
-    with registered(plugin, name="breaking"), pytest.raises(InvalidRequestError, match=r"sys\.exit") as caught:
-        check_processors(SamplingParams(logits_processors={"breaks": {}}), registry())
+    with checking(breaks) as plugins, pytest.raises(InvalidRequestError, match=r"sys\.exit") as caught:
+        check_processors(CHECKED, plugins)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("trouble", [OverloadedError("no room", retry_after=1.0), FastgenError("it does not start")])
+def test_the_servers_own_trouble_is_not_the_requests_fault(trouble: FastgenError) -> None:
+    def check(options: Any) -> None:
+        raise trouble
+
+    with checking(check) as plugins, pytest.raises(FastgenError) as caught:
+        check_processors(CHECKED, plugins)
+    assert caught.value is trouble
 
 
 def test_options_as_they_are(tokenizer: Tokenizer) -> None:

@@ -19,6 +19,7 @@ from fastgen.errors import (
     ModelNotFoundError,
     RequestFailedError,
 )
+from fastgen.testing.children import wait_until
 from fastgen.types import SamplingParams, StepOutput, TokenLogprob
 from fastgen.wire.channel import Channel, ChannelClosedError, FrameError
 from fastgen.wire.messages import (
@@ -64,6 +65,19 @@ def test_frames_come_whole_and_in_order(ends: tuple[Channel, Channel]) -> None:
     assert [ends[1].receive() for _ in frames] == frames
     ends[1].send(b"back")
     assert ends[0].receive() == b"back"
+
+
+def test_a_part_of_a_frame_is_a_sign_of_life(raw: tuple[socket.socket, Channel]) -> None:
+    end, channel = raw
+    seen = [channel.heard]
+    reading = threading.Thread(target=channel.receive)
+    reading.start()
+    for piece in (struct.pack("!I", 6), b"abc", b"def"):
+        end.sendall(piece)
+        wait_until(lambda: channel.heard > seen[-1])
+        seen.append(channel.heard)
+    reading.join(SECONDS)
+    assert not reading.is_alive()
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up(ends: tuple[Channel, Channel]) -> None:

@@ -299,6 +299,18 @@ def test_an_engine_that_takes_too_long(tiny: Path) -> None:
         assert "SIGKILL" in child.end()
 
 
+def test_without_a_thread_for_it_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = Holdings()
+    with monkeypatch.context() as patch:
+        patch.setattr("fastgen.wire.process.Channel", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            Child(WORKER)
+    assert Holdings() == before
+
+
 def test_a_process_that_is_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "talks.py").write_text(
         "import socket, sys, time\nprint('hello there')\nprint('WARNING some.where: careful', flush=True)\n"

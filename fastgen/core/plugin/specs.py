@@ -42,10 +42,10 @@ __all__ = [
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LONGEST = 1000
-
-PROCESSOR_NEEDS = ("tokenizer", "stop_token_ids")
-"""What a logits processor's factory may be given besides its options, the vocabulary's size and the prompt."""
 """Letters of an error that one line shows."""
+
+PROCESSOR_NEEDS = ("tokenizer", "stop_token_ids", "checked")
+"""What a logits processor's factory may be given besides its options, the vocabulary's size and the prompt."""
 _THIS_PACKAGE = __name__.rpartition(".")[0]
 
 
@@ -343,10 +343,14 @@ class LogitsProcessorSpec(Spec):
     ``(output_ids: list[int], logits: Tensor[vocab]) -> Tensor[vocab]`` called before each of its tokens. The factory
     raises ValueError for options it refuses. ``needs`` names what else it wants to be given, each by a keyword argument
     of that name: ``"tokenizer"`` (or None where the model has none), ``"stop_token_ids"`` (a frozenset of the ids that
-    end this answer).
+    end this answer), ``"checked"`` (whether ``check`` has let these options through already).
 
     ``check(options: dict) -> None`` raises ValueError for options that no model can serve. A server calls it before it
     hands the request to an engine, in a thread, so it may take a while; it must do without torch.
+
+    A server's engine makes one processor in a thread, for nobody, before it makes those of a request: a factory that
+    takes long for new options keeps what took long, for any thread, and no answer waits for it. The same is done with
+    ``example``, options that every model can serve, when the server starts.
     """
 
     name: str
@@ -354,6 +358,7 @@ class LogitsProcessorSpec(Spec):
     description: str = field(default="", kw_only=True)
     needs: tuple[str, ...] = field(default=(), kw_only=True)
     check: Callable[[Any], None] | str | None = field(default=None, kw_only=True)
+    example: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_text("LogitsProcessorSpec", "name", self.name)

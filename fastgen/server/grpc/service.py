@@ -9,10 +9,12 @@ from typing import NoReturn
 
 import grpc
 
+from fastgen.server.aside import LARGE_BYTES, LARGE_ENTRIES, aside, weight
 from fastgen.server.grpc.errors import Refusal, refusal
 from fastgen.server.native import Native
 from fastgen.server.service import Service
 from fastgen.wire import proto
+from fastgen.wire.requests import GenerateRequest, StreamEvent
 
 __all__ = ["handlers"]
 
@@ -43,22 +45,31 @@ class _Methods:
     async def generate(self, data: bytes, context: Context) -> bytes:
         try:
             async with asyncio.timeout(context.time_remaining()):
-                response = await self._native.answer(proto.parse_request(data))
-            return proto.response_message(response).SerializeToString()
+                response = await self._native.answer(await _request(data))
+                large = weight(response) > LARGE_ENTRIES
+                return await aside(large, lambda: proto.response_message(response).SerializeToString())
         except Exception as error:
             await _abort(context, refusal(error))
 
     async def generate_stream(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
         try:
             async with asyncio.timeout(context.time_remaining()):
-                async with aclosing(self._native.stream(proto.parse_request(data))) as events:
+                async with aclosing(self._native.stream(await _request(data))) as events:
                     async for event in events:
-                        yield proto.event_message(event).SerializeToString()
+                        yield await _event(event)
         except Exception as error:
             await _abort(context, refusal(error))
 
     async def model_info(self, _: bytes, context: Context) -> bytes:
         return proto.model_info_message(self._service.info).SerializeToString()
+
+
+async def _request(data: bytes) -> GenerateRequest:
+    return await aside(len(data) > LARGE_BYTES, lambda: proto.parse_request(data))
+
+
+async def _event(event: StreamEvent) -> bytes:
+    return await aside(weight(event) > LARGE_ENTRIES, lambda: proto.event_message(event).SerializeToString())
 
 
 async def _abort(context: Context, refused: Refusal) -> NoReturn:

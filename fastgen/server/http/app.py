@@ -15,6 +15,8 @@ from fastgen.server.service import Service
 
 __all__ = ["create_app"]
 
+BODIES = 16
+"""Largest bodies that lie in memory at once; of smaller ones, more."""
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Answered without an API key: probes have none."""
 
@@ -48,7 +50,7 @@ def create_app(service: Service, admission: Admission) -> FastAPI:
     errors.install(app)
     openapi.describe(app, keys=bool(settings.api_key))
     # The last added stands outermost.
-    app.add_middleware(BodyLimit, limit=settings.body_limit)
+    app.add_middleware(BodyLimit, limit=settings.body_limit, limit_of_all=BODIES * settings.body_limit)
     if settings.api_key:
         open_paths = OPEN_PATHS | page.PATHS if settings.page else OPEN_PATHS
         app.add_middleware(ApiKeys, keys=settings.api_key, open_paths=open_paths)

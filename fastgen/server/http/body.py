@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from fastgen.errors import InvalidRequestError, did_you_mean
+from fastgen.server.aside import LARGE_BYTES, aside
 from fastgen.server.http.errors import RequestRefused
 
-__all__ = ["parse_json", "read_body", "read_json"]
+__all__ = ["parse_json", "read_body", "read_json", "with_body"]
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 BODY_SECONDS = 60.0
 """How long a client may take to send its body."""
@@ -31,15 +33,22 @@ async def read_body(request: Request, model: type[M]) -> M:
         RequestRefused: no JSON, or JSON of another shape, with the status for it.
         InvalidRequestError: a field is missing, unknown or holds a wrong value; names it.
     """
-    value = await read_json(request)
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise _problem(error.errors(), model) from None
+    raw = await _read(request)
+    return await aside(len(raw) > LARGE_BYTES, lambda: _validated(parse_json(raw), model))
 
 
 async def read_json(request: Request) -> dict[str, Any]:
     """The body as a JSON object; raises as ``read_body``."""
+    raw = await _read(request)
+    return await aside(len(raw) > LARGE_BYTES, lambda: parse_json(raw))
+
+
+async def with_body(request: Request, function: Callable[[], T]) -> T:
+    """What ``function`` gives, which goes through the request's body, read before: in a thread if that is large."""
+    return await aside(len(await request.body()) > LARGE_BYTES, function)
+
+
+async def _read(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         # Also what keeps other sites' pages out: a browser asks before it sends this type across origins.
@@ -50,7 +59,7 @@ async def read_json(request: Request) -> dict[str, Any]:
         )
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            raw = await request.body()
+            return await request.body()
     except TimeoutError:
         raise RequestRefused(
             408,
@@ -58,7 +67,16 @@ async def read_json(request: Request) -> dict[str, Any]:
             code="request_timeout",
             headers={"Connection": "close"},
         ) from None
-    return parse_json(raw)
+
+
+def _validated(value: dict[str, Any], model: type[M]) -> M:
+    for name in value:
+        if name not in model.model_fields:  # before pydantic lists them all
+            raise _unknown(name, name, model.model_fields)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _problem(error.errors(include_url=False), model) from None
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -98,8 +116,8 @@ class _Refused(ValueError):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise _Refused(f"the key {_short(twice)} comes twice in one object")
     return made
 
@@ -143,8 +161,7 @@ def _problem(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> Inv
     path = [str(part) for part in error["loc"]]
     field = ".".join(path) or None
     if error["type"] == "extra_forbidden":
-        known = model.model_fields if len(path) == 1 else ()
-        return InvalidRequestError(f"unknown field {_short(field)}.{did_you_mean(path[-1], known)}", field=field)
+        return _unknown(field or "", path[-1], model.model_fields if len(path) == 1 else ())
     if error["type"] == "missing":
         return InvalidRequestError(f"{field} is missing", field=field)
     text = str(error["msg"]).removeprefix("Value error, ")
@@ -155,6 +172,10 @@ def _problem(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> Inv
     return InvalidRequestError(f"{field}: {text}{given}", field=field)
 
 
+def _unknown(field: str, name: str, known: Iterable[str]) -> InvalidRequestError:
+    return InvalidRequestError(f"unknown field {_short(field)}.{did_you_mean(name, known)}", field=field)
+
+
 def _short(value: object) -> str:
-    text = repr(value)
+    text = repr(value[:100] if isinstance(value, str) else value)
     return text if len(text) <= 80 else f"{text[:77]}..."

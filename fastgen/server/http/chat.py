@@ -12,21 +12,21 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fastgen.errors import InvalidRequestError
 from fastgen.front.prompts import Call, chat_call
 from fastgen.server.admission import Admission
+from fastgen.server.aside import LARGE_ENTRIES, aside, weight
 from fastgen.server.http.answers import Chat, ChatChoice, ChatChunk, ChatChunkChoice, Delta
-from fastgen.server.http.body import read_body
+from fastgen.server.http.body import read_body, with_body
 from fastgen.server.http.head import Head, extras, head_of, json_response, stop_reason, usage_body
 from fastgen.server.http.logprobs import chat_logprobs
-from fastgen.server.http.models import adapter_of
 from fastgen.server.http.openapi import json_body
 from fastgen.server.http.params import chat_params, in_clients_words
-from fastgen.server.http.run import admit, answer, start, while_connected
+from fastgen.server.http.run import answer, start, while_connected
 from fastgen.server.http.schemas import ChatMessages, ChatRequest
-from fastgen.server.http.sse import EventStream
+from fastgen.server.http.sse import EventStream, data_line, run_bodies
 from fastgen.server.http.structure import constrained
 from fastgen.server.http.tool_calls import Tools, deltas
+from fastgen.server.native import adapter_of, admit, named_template
 from fastgen.server.service import Service
 from fastgen.server.tools import ToolStream
 from fastgen.text import Tokenizer
@@ -46,22 +46,22 @@ def router(service: Service, admission: Admission) -> APIRouter:
         body = await read_body(request, ChatRequest)
         head = head_of(request, service, "chatcmpl", body.model)
         with in_clients_words(body):
-            params = chat_params(body, adapter_of(service, body.model))
-            tools = Tools.of(body, tokenizer)
+            params, tools = await with_body(request, lambda: _read(body, service))
             entry = admit(service, admission, choices=params.n)
             try:
-                params = await constrained(params, body, service, tools)
-                call = await asyncio.to_thread(_prepare, body, params, tools, tokenizer)
+                call = await while_connected(request.receive, _prepared(body, params, tools, service))
                 form = _Form(body, call, tools, tokenizer)
                 if body.stream:
                     run = await start(service, entry, call)
-                    return EventStream(run, _Writer(head, form))
-                (response,) = await while_connected(request, answer(service, entry, call))
+                    return EventStream(run, run_bodies(run, _Writer(head, form)), data_line)
+                (response,) = await while_connected(request.receive, answer(service, entry, call))
+                large = weight(response) > LARGE_ENTRIES
+                answered = await aside(large, lambda: json_response(_whole(head, form, response)))
             except BaseException:
                 entry.leave()
                 raise
         entry.leave()
-        return json_response(_whole(head, form, response))
+        return answered
 
     return made
 
@@ -70,21 +70,24 @@ def template_options(body: ChatMessages) -> dict[str, Any]:
     """Arguments of ``chat_call`` beside the messages.
 
     Raises:
-        InvalidRequestError: a template's text came with the request.
+        InvalidRequestError: as ``named_template``.
     """
-    if body.chat_template is not None and "{" in body.chat_template:
-        raise InvalidRequestError(
-            "chat_template: a template is a program, and this server runs none that come with a request; name one of "
-            "the model's templates",
-            field="chat_template",
-        )
     return {
         "variables": body.chat_template_kwargs or {},
         "tools": body.tools or None,
-        "template": body.chat_template,
+        "template": named_template(body.chat_template, "chat_template"),
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message or False,
     }
+
+
+def _read(body: ChatRequest, service: Service) -> tuple[SamplingParams, Tools]:
+    return chat_params(body, adapter_of(service, body.model)), Tools.of(body, service.verbs.tokenizer)
+
+
+async def _prepared(body: ChatRequest, params: SamplingParams, tools: Tools, service: Service) -> Call:
+    params = await constrained(params, body, service, tools)
+    return await asyncio.to_thread(_prepare, body, params, tools, service.verbs.tokenizer)
 
 
 def _prepare(body: ChatRequest, params: SamplingParams, tools: Tools, tokenizer: Tokenizer | None) -> Call:
@@ -109,6 +112,7 @@ class _Form:
             first=first,
             prompt_token_ids=self.prompt_token_ids,
             prompt_entries=prompt_entries,
+            choice=piece.index,
         )
         return {
             "index": piece.index,
@@ -149,7 +153,8 @@ class _Writer:
             self._streams[index] = self._form.tools.stream()
         stream = self._streams[index]
         told = list(deltas(stream, chunk))
-        if not told and (chunk.finish_reason or chunk.logprobs or self._form.body.return_token_ids):
+        of_prompt = first and self._form.body.prompt_logprobs is not None
+        if not told and (chunk.finish_reason or chunk.logprobs or self._form.body.return_token_ids or of_prompt):
             told = [Delta()]
         # The role comes first and by itself; what belongs to the chunk comes with its last piece.
         made = [ChatChunkChoice(index=index, delta=one) for one in [Delta(role="assistant", content="")] * first]

@@ -14,17 +14,18 @@ from starlette.responses import Response
 
 from fastgen.front.prompts import Call, Prompt, completion_call
 from fastgen.server.admission import Admission
+from fastgen.server.aside import LARGE_ENTRIES, aside, weight
 from fastgen.server.http.answers import Choice, Completion, Logprobs, TextChunk, TextChunkChoice
-from fastgen.server.http.body import read_body
+from fastgen.server.http.body import read_body, with_body
 from fastgen.server.http.head import Head, extras, head_of, json_response, stop_reason, usage_body
 from fastgen.server.http.logprobs import Offsets, text_logprobs
-from fastgen.server.http.models import adapter_of
 from fastgen.server.http.openapi import json_body
 from fastgen.server.http.params import completion_params, in_clients_words
-from fastgen.server.http.run import admit, answer, start, while_connected
+from fastgen.server.http.run import answer, start, while_connected
 from fastgen.server.http.schemas import CompletionRequest
-from fastgen.server.http.sse import EventStream
+from fastgen.server.http.sse import EventStream, data_line, run_bodies
 from fastgen.server.http.structure import constrained
+from fastgen.server.native import adapter_of, admit
 from fastgen.server.service import Service
 from fastgen.text import Tokenizer
 from fastgen.types import Chunk, FinishReason, SamplingParams, TokenLogprob, Usage
@@ -45,23 +46,23 @@ def router(service: Service, admission: Admission) -> APIRouter:
         body = await read_body(request, CompletionRequest)
         head = head_of(request, service, "cmpl", body.model)
         with in_clients_words(body):
-            params = completion_params(body, adapter_of(service, body.model))
+            params = await with_body(request, lambda: completion_params(body, adapter_of(service, body.model)))
+            tellings = params.n if body.echo and body.logprobs is not None else 1  # an echo has its log-probabilities
             entry = admit(service, admission, choices=_count(body) * params.n)
             try:
-                params = await constrained(params, body, service)
-                call, echoes = await asyncio.to_thread(_prepare, body, params, tokenizer)
-                form = _Form(body, params, call, echoes, tokenizer)
+                call, echoes = await while_connected(request.receive, _prepared(body, params, service))
+                form = _Form(body, call, echoes, tokenizer)
                 if body.stream:
-                    run = await start(service, entry, call)
-                    return EventStream(run, _Writer(head, form))
-                responses = await while_connected(request, answer(service, entry, call))
+                    run = await start(service, entry, call, tellings=tellings)
+                    return EventStream(run, run_bodies(run, _Writer(head, form)), data_line)
+                responses = await while_connected(request.receive, answer(service, entry, call, tellings=tellings))
+                large = sum(map(weight, responses)) > LARGE_ENTRIES
+                answered = await aside(large, lambda: json_response(_whole(head, form, responses)))
             except BaseException:
                 entry.leave()
                 raise
         entry.leave()
-        if params.logprobs is None and params.prompt_logprobs is None:
-            return json_response(_whole(head, form, responses))
-        return json_response(await asyncio.to_thread(_whole, head, form, responses))  # long for a long prompt
+        return answered
 
     return made
 
@@ -70,6 +71,11 @@ def _count(body: CompletionRequest) -> int:
     """Prompts in the request."""
     prompt = body.prompt
     return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
+
+
+async def _prepared(body: CompletionRequest, params: SamplingParams, service: Service) -> tuple[Call, list[str]]:
+    params = await constrained(params, body, service)
+    return await asyncio.to_thread(_prepare, body, params, service.verbs.tokenizer)
 
 
 def _prepare(body: CompletionRequest, params: SamplingParams, tokenizer: Tokenizer | None) -> tuple[Call, list[str]]:
@@ -96,24 +102,28 @@ class _Form:
     def __init__(
         self,
         body: CompletionRequest,
-        params: SamplingParams,
         call: Call,
         echoes: list[str],
         tokenizer: Tokenizer | None,
     ) -> None:
-        self.body, self.params, self.call, self.echoes, self.tokenizer = body, params, call, echoes, tokenizer
+        self.body, self.params, self.call, self.echoes, self.tokenizer = body, call.params, call, echoes, tokenizer
         self.scored_only = body.max_tokens == 0
 
-    def choice(self, prompt: int, entries: list[TokenLogprob | None] | None) -> _Choice:
-        return _Choice(self, prompt, entries)
+    def choice(self, prompt: int, index: int, entries: list[TokenLogprob | None] | None) -> _Choice:
+        return _Choice(self, prompt, index, entries)
 
 
 class _Choice:
     """One choice, told in one piece or in many."""
 
-    def __init__(self, form: _Form, prompt: int, entries: list[TokenLogprob | None] | None) -> None:
-        """``entries``: the log-probabilities of its prompt, if they were asked for."""
-        self._form = form
+    def __init__(self, form: _Form, prompt: int, index: int, entries: list[TokenLogprob | None] | None) -> None:
+        """
+        Args:
+            prompt: the place of its prompt in the request.
+            index: its place among the choices of that prompt.
+            entries: the log-probabilities of its prompt, if they were asked for.
+        """
+        self._form, self._index = form, index
         self._ids = form.call.prompts[prompt].token_ids
         self._echo = form.echoes[prompt] if form.body.echo else ""
         self._entries = entries
@@ -140,7 +150,12 @@ class _Choice:
             if first and form.body.echo and self._entries is not None:
                 told = _joined(self._of_prompt(), told)
         own = extras(
-            form.body, token_ids=token_ids, first=first, prompt_token_ids=self._ids, prompt_entries=self._entries
+            form.body,
+            token_ids=token_ids,
+            first=first,
+            prompt_token_ids=self._ids,
+            prompt_entries=self._entries,
+            choice=self._index,
         )
         return {
             "text": self._echo + text if first else text,
@@ -174,7 +189,7 @@ def _whole(head: Head, form: _Form, responses: list[Answer]) -> Completion:
     choices = []
     for prompt, response in enumerate(responses):
         for one in response.choices:
-            told = form.choice(prompt, response.prompt_logprobs)
+            told = form.choice(prompt, one.index, response.prompt_logprobs)
             fields = told.piece(one.text, one.token_ids, one.logprobs, one.finish_reason, one.stop)
             choices.append(Choice(index=prompt * n + one.index, **fields))
     usage = usage_body([response.usage for response in responses], scored_only=form.scored_only)
@@ -199,7 +214,7 @@ class _Writer:
         index = prompt * self._form.params.n + chunk.index
         choice = self._choices.get(index)
         if choice is None:
-            choice = self._choices[index] = self._form.choice(prompt, self._entries.get(prompt))
+            choice = self._choices[index] = self._form.choice(prompt, chunk.index, self._entries.get(prompt))
         elif not (chunk.text or chunk.finish_reason or chunk.logprobs or self._form.body.return_token_ids):
             return ()  # part of a character, or of what may become a stop string
         fields = choice.piece(chunk.text, chunk.token_ids, chunk.logprobs, chunk.finish_reason, chunk.stop)

@@ -23,7 +23,7 @@ from fastgen.errors import (
     first_problem,
 )
 from fastgen.server.admission import DrainingError
-from fastgen.server.native import NotReadyError
+from fastgen.server.native import NotReadyError, UnknownModelError
 
 __all__ = [
     "ClientGone",
@@ -89,6 +89,8 @@ def refusal(error: FastgenError) -> RequestRefused:
     match error:
         case RequestRefused():
             return error
+        case UnknownModelError():
+            return RequestRefused(404, str(error), param=error.field, code="model_not_found")
         case InvalidRequestError():
             return RequestRefused(400, str(error), param=error.field, code="invalid_value")
         case OverloadedError():

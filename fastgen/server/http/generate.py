@@ -9,7 +9,6 @@ too. ``fastgen.wire.documents`` says how the classes are written; a log-probabil
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Annotated, Any
 
 import msgspec
@@ -17,15 +16,16 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError
+from fastgen.errors import InvalidRequestError
 from fastgen.server.admission import Admission
-from fastgen.server.http.body import read_body
-from fastgen.server.http.errors import ErrorBody, RequestRefused, body_of, refusal
+from fastgen.server.aside import LARGE_ENTRIES, aside, weight
+from fastgen.server.http.body import read_body, with_body
+from fastgen.server.http.errors import ErrorBody
 from fastgen.server.http.openapi import json_answer, json_body
-from fastgen.server.http.run import ClientGone, while_connected
-from fastgen.server.native import Native, NotReadyError, UnknownModelError
+from fastgen.server.http.run import while_connected
+from fastgen.server.http.sse import EventStream, named_line
+from fastgen.server.native import Native
 from fastgen.server.service import Service
 from fastgen.types import Chunk, SamplingParams
 from fastgen.types import Response as Answer
@@ -36,8 +36,6 @@ from fastgen.wire.requests import ChatPrompt, GenerateRequest, StreamEvent, Stre
 __all__ = ["GenerateBody", "router"]
 
 JSON = "application/json"
-CLIENT_CLOSED_REQUEST = 499
-"""Nobody reads it; logs do."""
 
 Params = Annotated[dict[str, Any], WithJsonSchema(SamplingParams.model_json_schema())]
 
@@ -49,8 +47,8 @@ class GenerateBody(BaseModel):
 
     model: str | None = Field(default=None, description="A name of the model or of a LoRA adapter. Unset: the model.")
     prompt: str | None = None
-    prompt_token_ids: list[int] | None = None
-    messages: list[dict[str, Any]] | None = None
+    prompt_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     params: Params = Field(default_factory=dict, description="fastgen.SamplingParams")
     stream: bool = False
     tools: list[Any] | None = None
@@ -83,17 +81,14 @@ def router(service: Service, admission: Admission) -> APIRouter:
     @made.post("/generate", **_described())
     async def generate(request: Request) -> Response:
         body = await read_body(request, GenerateBody)
-        wanted = body.request()
-        try:
-            if not body.stream:
-                answer = await while_connected(request, native.answer(wanted))
-                return Response(documents.encode(answer), media_type=JSON)
-            events = native.stream(wanted)
-            return EventStream(request, await while_connected(request, anext(events)), events)
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        except FastgenError as error:
-            raise _with_status(error) from error
+        wanted = await with_body(request, body.request)
+        if not body.stream:
+            answer = await while_connected(request.receive, native.answer(wanted))
+            data = await aside(weight(answer) > LARGE_ENTRIES, lambda: documents.encode(answer))
+            return Response(data, media_type=JSON)
+        events = native.stream(wanted)
+        first = await while_connected(request.receive, anext(events))  # what is wrong is told with a status
+        return EventStream(events, _bodies(first, events), named_line)
 
     @made.get("/model", **json_answer(ErrorBody))
     async def model() -> Response:
@@ -105,59 +100,15 @@ def router(service: Service, admission: Admission) -> APIRouter:
     return made
 
 
-class EventStream(Response):
-    """Server-sent events for as long as the client is there. ``first`` has come already: whatever was wrong with the
-    request has been answered with a status."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, request: Request, first: StreamEvent, events: AsyncGenerator[StreamEvent, None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._request, self._first, self._events = request, first, events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
-            try:
-                await while_connected(self._request, self._send(send))
-            except (ClientGone, OSError):
-                return
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await _send_data(send, _event(self._first))
-        try:
-            async for event in self._events:
-                await _send_data(send, _event(event))
-        except FastgenError as error:
-            await _send_data(send, _line("error", msgspec.json.encode(body_of(refusal(_with_status(error))))))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+async def _bodies(first: StreamEvent, events: AsyncGenerator[StreamEvent, None]) -> AsyncGenerator[bytes, None]:
+    yield await _line(first)
+    async for event in events:
+        yield await _line(event)
 
 
-async def _send_data(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-def _event(event: StreamEvent) -> bytes:
+async def _line(event: StreamEvent) -> bytes:
     name = "chunk" if isinstance(event, Chunk) else "prompt" if isinstance(event, StreamStart) else "prompt_logprobs"
-    return _line(name, documents.encode(event))
-
-
-def _line(name: str, data: bytes) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
-
-
-def _with_status(error: FastgenError) -> FastgenError:
-    """Retry-After says that the request may be sent again; so it does not stand beside one that was begun."""
-    match error:
-        case UnknownModelError():
-            return RequestRefused(404, str(error), param=error.field, code="model_not_found")
-        case NotReadyError():
-            return error
-        case EngineClosedError():
-            return RequestRefused(503, str(error), code="engine_closed", kind="service_unavailable_error")
-        case _:
-            return error
+    return await aside(weight(event) > LARGE_ENTRIES, lambda: named_line(name, documents.encode(event)))
 
 
 def _without_nulls(params: dict[str, Any]) -> dict[str, Any]:

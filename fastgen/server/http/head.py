@@ -45,7 +45,7 @@ class Head:
 def head_of(request: Request, service: Service, prefix: str, model: str | None) -> Head:
     """
     Raises:
-        RequestRefused: there is no such model.
+        UnknownModelError: there is no such model.
     """
     name = name_of(service, model)
     return Head(f"{prefix}-{request_id_of(request.scope)}", int(time.time()), name, _fingerprint(service))
@@ -58,15 +58,20 @@ def extras(
     first: bool,
     prompt_token_ids: list[int],
     prompt_entries: list[TokenLogprob | None] | None,
+    choice: int,
 ) -> dict[str, Any]:
-    """fastgen's own fields of a choice, or of a piece of one, as far as they were asked for. ``first``: whether it is
-    the choice's beginning, which tells of the prompt."""
+    """fastgen's own fields of a choice, or of a piece of one, as far as they were asked for.
+
+    Args:
+        first: whether it is the choice's beginning, which tells of the prompt.
+        choice: which one of its prompt's. The first alone tells the log-probabilities of the prompt: they are large.
+    """
     fields: dict[str, Any] = {}
     if body.return_token_ids:
         fields["token_ids"] = token_ids
         if first:
             fields["prompt_token_ids"] = prompt_token_ids
-    if body.prompt_logprobs is not None and first:
+    if body.prompt_logprobs is not None and first and choice == 0:
         fields["prompt_logprobs"] = prompt_logprobs(prompt_entries)
     return fields
 

@@ -13,16 +13,20 @@ from fastgen.server.service import Service, State
 __all__ = ["router"]
 
 
-class ReplicaHealth(msgspec.Struct):
-    index: int
-    state: State
-    detail: str = ""
+DETAILS: dict[State, str] = {
+    "ready": "",
+    "starting": "the model is being loaded",
+    "draining": "the server is shutting down",
+    "restarting": "the engine died and is being started again",
+    "failed": "the engine died and is not started again; the server's log says why",
+}
+"""In general: everyone may ask, and why an engine died is the operator's business."""
 
 
 class Health(msgspec.Struct):
     status: State
     detail: str = ""
-    """Why it is not ready."""
+    """Why it is not ready, for people."""
 
 
 class Version(msgspec.Struct):
@@ -42,7 +46,9 @@ def router(service: Service, admission: Admission) -> APIRouter:
     @made.get("/ready", **json_answer(Health, (503, Health), open_to_all=True))
     async def ready() -> Response:
         """200 if requests are taken: the engine is ready, and the server is not shutting down."""
-        state: State = "draining" if admission.draining else service.backend.state
+        state = service.backend.state
+        if admission.draining and state != "failed":
+            state = "draining"
         return _answer(state, 200 if state == "ready" else 503)
 
     @made.get("/version", **json_answer(Version))
@@ -50,6 +56,8 @@ def router(service: Service, admission: Admission) -> APIRouter:
         return Response(msgspec.json.encode(Version(service.info.version)), media_type="application/json")
 
     def _answer(state: State, status: int) -> Response:
-        return Response(msgspec.json.encode(Health(state)), status_code=status, media_type="application/json")
+        return Response(
+            msgspec.json.encode(Health(state, DETAILS[state])), status_code=status, media_type="application/json"
+        )
 
     return made

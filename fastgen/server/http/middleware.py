@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fastgen.errors import OverloadedError
 from fastgen.server.http.errors import INTERNAL, RequestRefused, error_response
 from fastgen.server.logs import about_request
 
@@ -93,10 +94,13 @@ class ApiKeys:
 
 
 class BodyLimit:
-    """Refuses bodies above a size: at once where the length is announced, else as soon as too much has come."""
+    """Refuses bodies above a size: at once where the length is announced, else as soon as too much has come. So
+    are those that would be too much with all others: a body lies here while its request is read, waits and runs."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app, self._limit = app, limit
+    def __init__(self, app: ASGIApp, limit: int, limit_of_all: int) -> None:
+        """Both in bytes."""
+        self._app, self._limit, self._limit_of_all = app, limit, limit_of_all
+        self._came_of_all = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -112,12 +116,23 @@ class BodyLimit:
             nonlocal came
             message = await receive()
             if message["type"] == "http.request":
-                came += len(message.get("body", b""))
+                size = len(message.get("body", b""))
+                came += size
+                self._came_of_all += size
                 if came > self._limit:
                     raise self._too_large()
+                if self._came_of_all > self._limit_of_all:
+                    raise OverloadedError(
+                        f"the server is full: the requests in flight have more than {self._limit_of_all} bytes; try "
+                        f"again later",
+                        retry_after=1.0,
+                    )
             return message
 
-        await self._app(scope, counted_receive, send)
+        try:
+            await self._app(scope, counted_receive, send)
+        finally:
+            self._came_of_all -= came
 
     def _too_large(self) -> RequestRefused:
         return RequestRefused(

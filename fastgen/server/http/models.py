@@ -6,38 +6,22 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from fastgen.errors import did_you_mean
 from fastgen.server.http.answers import Model, ModelList
-from fastgen.server.http.errors import RequestRefused
 from fastgen.server.http.openapi import json_answer
+from fastgen.server.native import adapter_of
 from fastgen.server.service import Service
 
-__all__ = ["adapter_of", "name_of", "router"]
+__all__ = ["name_of", "router"]
 
 
 def name_of(service: Service, asked: str | None) -> str:
     """The name that answers carry: the one asked for, else the model's first.
 
     Raises:
-        RequestRefused: no model or adapter has that name.
+        UnknownModelError: no model or adapter has that name.
     """
-    if asked is None:
-        return service.names[0]
-    if asked not in service.names:
-        known = ", ".join(map(repr, service.names[:10]))
-        raise RequestRefused(
-            404,
-            f"there is no model {asked[:200]!r}; served are {known}.{did_you_mean(asked[:200], service.names)}",
-            param="model",
-            code="model_not_found",
-        )
-    return asked
-
-
-def adapter_of(service: Service, asked: str | None) -> str | None:
-    """The LoRA adapter that the name means, if it means one."""
-    bases = service.settings.served_model_name or (service.info.name,)
-    return asked if asked in service.info.loras and asked not in bases else None
+    adapter_of(service, asked)
+    return service.names[0] if asked is None else asked
 
 
 def router(service: Service) -> APIRouter:

@@ -15,7 +15,7 @@ __all__ = ["chat_params", "completion_params", "in_clients_words"]
 
 _SAME = [
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "add_special_tokens"),
+    *("logit_bias", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "add_special_tokens"),
     *("prompt_logprobs", "priority", "cache_salt", "logits_processors"),
 ]
 
@@ -67,6 +67,8 @@ def in_clients_words(body: Sampled) -> Iterator[None]:
             "max_new_tokens": "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
             "min_new_tokens": "min_tokens" if body.min_new_tokens is None else "min_new_tokens",
         }
+        if body.prompt_logprobs is None and isinstance(body, CompletionRequest):
+            names["prompt_logprobs"] = "logprobs"  # with echo
         if isinstance(body, ChatRequest):
             names["logprobs"] = "top_logprobs"
         pattern = r"\b(" + "|".join(name for name in names if "_" in name) + r")\b"
@@ -77,6 +79,8 @@ def in_clients_words(body: Sampled) -> Iterator[None]:
 
 def _fields(body: Sampled, lora: str | None) -> dict[str, Any]:
     fields = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    if body.seed is not None:
+        fields["seed"] = body.seed % 2**63  # OpenAI's may be negative, fastgen's has 63 bits
     least = body.min_tokens if body.min_tokens is not None else body.min_new_tokens
     if least is not None:
         fields["min_new_tokens"] = least

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.types import Receive
 
 from fastgen.core.collector import ResponseBuilder
 from fastgen.core.loop import Loop, Sink
@@ -16,13 +16,12 @@ from fastgen.errors import FastgenError, RequestFailedError
 from fastgen.front.answers import async_answers, submissions
 from fastgen.front.events import Doorbell
 from fastgen.front.prompts import Call
-from fastgen.server.admission import Admission, Entry
+from fastgen.server.admission import Entry
 from fastgen.server.http.errors import ClientGone, RequestAborted
-from fastgen.server.native import NotReadyError
 from fastgen.server.service import Service
 from fastgen.types import Chunk, Completion, Response, TokenLogprob
 
-__all__ = ["ClientGone", "Event", "Run", "admit", "answer", "failure", "loop_of", "start", "while_connected"]
+__all__ = ["ClientGone", "Event", "Run", "answer", "failure", "loop_of", "start", "while_connected"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,29 +37,15 @@ def loop_of(service: Service) -> Loop:
     return service.verbs.loop
 
 
-def admit(service: Service, admission: Admission, *, choices: int) -> Entry:
-    """Let a request in.
-
-    Raises:
-        OverloadedError, DrainingError, NotReadyError: not now.
-        InvalidRequestError: never so many choices.
-    """
-    entry = admission.enter(choices=choices)
-    state = service.backend.state
-    if state != "ready":
-        entry.leave()
-        raise NotReadyError(f"the model is not ready (it is {state}); try again later")
-    return entry
-
-
-async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """What ``work`` gives; it is cancelled when the client goes. The request's body must have been read.
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """What ``work`` gives; it is cancelled when the client goes, of which ``receive`` tells: the request's body must
+    have been read.
 
     Raises:
         ClientGone: it went.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -70,14 +55,14 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
         await _cancel(task, gone)
 
 
-async def answer(service: Service, entry: Entry, call: Call) -> list[Response]:
-    """The whole answers to a call.
+async def answer(service: Service, entry: Entry, call: Call, *, tellings: int = 1) -> list[Response]:
+    """The whole answers to a call. ``tellings``: as ``Entry.add_call``.
 
     Raises:
         InvalidRequestError: refused; nothing has run.
         RequestFailedError, RequestAborted, EngineClosedError: no whole answer came of it.
     """
-    entry.add(prompt_tokens=sum(len(prompt.token_ids) for prompt in call.prompts))
+    entry.add_call(call, tellings=tellings)
     responses = await async_answers(loop_of(service), call)
     for response in responses:
         for choice in response.choices:
@@ -132,18 +117,22 @@ class Run:
                 self._loop.abort(one.request_id)
         self._entry.leave()
 
+    async def aclose(self) -> None:
+        """As ``close``."""
+        self.close()
+
     def __del__(self) -> None:
         self.close()
 
 
-async def start(service: Service, entry: Entry, call: Call) -> Run:
-    """Hand the requests of a call in. The run takes ``entry`` over.
+async def start(service: Service, entry: Entry, call: Call, *, tellings: int = 1) -> Run:
+    """Hand the requests of a call in. The run takes ``entry`` over. ``tellings``: as ``Entry.add_call``.
 
     Raises:
         InvalidRequestError: refused; nothing has run.
         EngineClosedError: the engine takes none.
     """
-    entry.add(prompt_tokens=sum(len(prompt.token_ids) for prompt in call.prompts))
+    entry.add_call(call, tellings=tellings)
     run = Run(loop_of(service), call, entry)
     try:
         await run._submit()
@@ -195,8 +184,8 @@ class _Inbox:
         return [self._events.popleft() for _ in range(len(self._events))]
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 

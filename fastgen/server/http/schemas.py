@@ -82,7 +82,7 @@ def _strings(value: Any) -> Any:
 
 _STOP = {"type": "string", "minLength": 1}
 StopStrings: TypeAlias = Annotated[
-    list[str] | None,
+    Annotated[list[str], Field(fail_fast=True)] | None,
     BeforeValidator(_strings),
     WithJsonSchema(
         {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}, {"type": "null"}]}
@@ -118,7 +118,8 @@ LogitBias: TypeAlias = Annotated[
 
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-TokenId: TypeAlias = Annotated[int, Field(ge=0)]
+TokenIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+"""Long lists fail at their first wrong entry: a million errors would be made to tell one."""
 Logprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -135,6 +136,7 @@ _CALLS = {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]}
 _SPEAKERS = ["system", "developer", "user", "tool"]
 Messages: TypeAlias = Annotated[
     list[dict[str, Any]],
+    Field(fail_fast=True),
     WithJsonSchema(
         {
             "type": "array",
@@ -182,7 +184,7 @@ _TOOL = {
     "required": ["type", "function"],
 }
 ToolList: TypeAlias = Annotated[
-    list[dict[str, Any]] | None,
+    Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None,
     WithJsonSchema({"anyOf": [{"type": "array", "items": _TOOL, "maxItems": 128}, {"type": "null"}]}),
 ]
 
@@ -216,7 +218,7 @@ class Sampled(Meaningless):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias = None
-    seed: int | None = Field(default=None, ge=0, lt=2**63, description="Makes the answer repeatable.")
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="Makes the answer repeatable.")
     stop: StopStrings = Field(default=None, description="Strings that end the answer; cut from it.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -228,7 +230,7 @@ class Sampled(Meaningless):
     min_tokens: int | None = Field(default=None, ge=0, description="No end token before this many.")
     min_new_tokens: int | None = Field(default=None, ge=0, description="Another name for min_tokens.")
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: TokenIds | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
@@ -243,7 +245,7 @@ class Sampled(Meaningless):
     structured_outputs: dict[str, Any] | None = Field(default=None, description="As vLLM has it.")
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
 
     @model_validator(mode="after")
@@ -312,7 +314,7 @@ class ChatRequest(ChatMessages, Sampled):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     # meaningless, as above
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     reasoning_effort: None = None
     verbosity: Literal["medium"] | None = None
     audio: None = None
@@ -359,7 +361,7 @@ class DetokenizeRequest(Strict):
     """Token ids, to be told their text."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
     skip_special_tokens: bool | None = Field(default=None, description="Unset: they are written out.")
 
 

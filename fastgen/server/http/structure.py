@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastgen.server.http.schemas import Sampled
 from fastgen.server.http.tool_calls import Tools
 from fastgen.server.service import Service
@@ -20,10 +22,12 @@ async def constrained(
         InvalidRequestError: the form cannot be kept; nothing is ever ignored.
     """
     guided = {name: value for name in GUIDED_FIELDS if (value := getattr(body, name)) is not None}
-    plain = not guided and body.response_format is None and not params.logits_processors
-    if plain and (tools is None or not tools.possible):
-        return params
+    free = not guided and body.response_format in (None, {"type": "text"}) and not params.logits_processors
     tokenizer = service.verbs.tokenizer
+    if free and (tools is None or not tools.promised):  # nothing to try out, nothing to wait for
+        if tools is None or not tools.possible:
+            return params
+        return await asyncio.to_thread(tools.constrain, params, tokenizer)
 
     def check() -> SamplingParams:
         check_processors(params)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from fastgen.errors import InvalidRequestError
 from fastgen.front.prompts import chat_call, completion_call
@@ -16,6 +19,7 @@ from fastgen.server.http.chat import template_options
 from fastgen.server.http.head import json_response
 from fastgen.server.http.models import name_of
 from fastgen.server.http.openapi import json_body
+from fastgen.server.http.run import while_connected
 from fastgen.server.http.schemas import DetokenizeRequest, TokenizeRequest
 from fastgen.server.service import Service
 from fastgen.server.tools import read_tools
@@ -23,6 +27,10 @@ from fastgen.text import Tokenizer
 from fastgen.types import SamplingParams
 
 __all__ = ["router"]
+
+_threads = ThreadPoolExecutor(2, thread_name_prefix="fastgen-tokens")
+"""Whoever asks here waits for others who ask here, and for nobody else: these requests are not counted as the model's
+are."""
 
 
 def router(service: Service) -> APIRouter:
@@ -33,32 +41,45 @@ def router(service: Service) -> APIRouter:
             raise InvalidRequestError("this model was loaded without a tokenizer")
         return service.verbs.tokenizer
 
-    @made.post("/tokenize", **json_body(TokenizeRequest, TokenIds, errors=(404,)))
+    @made.post("/tokenize", **json_body(TokenizeRequest, TokenIds, errors=(404, 429)))
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt or a conversation, as the model would get them."""
         body = await read_body(request, TokenizeRequest)
         name_of(service, body.model)
-        ids = await asyncio.to_thread(_encode, body, tokenizer())
-        texts = [tokenizer().token_text(one) for one in ids] if body.return_token_strs else None
-        return json_response(TokenIds(len(ids), service.info.max_model_len, ids, texts))
+        known = tokenizer()
 
-    @made.post("/detokenize", **json_body(DetokenizeRequest, TokenText, errors=(404,)))
+        def answer() -> Response:
+            ids = _encode(body, known)
+            texts = [known.token_text(one) for one in ids] if body.return_token_strs else None
+            return json_response(TokenIds(len(ids), service.info.max_model_len, ids, texts))
+
+        return await _in_turn(request.receive, answer)
+
+    @made.post("/detokenize", **json_body(DetokenizeRequest, TokenText, errors=(404, 429)))
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         body = await read_body(request, DetokenizeRequest)
         name_of(service, body.model)
-        most = max(service.info.vocab_size, tokenizer().num_ids)
-        for place, one in enumerate(body.tokens):
-            if one >= most:
-                raise InvalidRequestError(
-                    f"tokens[{place}] is {one}; there are the ids 0 to {most - 1}", field="tokens"
-                )
-        text = await asyncio.to_thread(
-            tokenizer().decode, body.tokens, skip_special_tokens=body.skip_special_tokens or False
-        )
-        return json_response(TokenText(text))
+        known = tokenizer()
+        most = max(service.info.vocab_size, known.num_ids)
+
+        def answer() -> Response:
+            for place, one in enumerate(body.tokens):
+                if one >= most:
+                    raise InvalidRequestError(
+                        f"tokens[{place}] is {one}; there are the ids 0 to {most - 1}", field="tokens"
+                    )
+            text = known.decode(body.tokens, skip_special_tokens=body.skip_special_tokens or False)
+            return json_response(TokenText(text))
+
+        return await _in_turn(request.receive, answer)
 
     return made
+
+
+async def _in_turn(receive: Receive, answer: Callable[[], Response]) -> Response:
+    """Whose client goes gives its turn up."""
+    return await while_connected(receive, asyncio.get_running_loop().run_in_executor(_threads, answer))
 
 
 def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:

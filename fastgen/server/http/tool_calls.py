@@ -48,8 +48,13 @@ class Tools:
         """Whether the answer may call one."""
         return self._choice.mode != "none"
 
+    @property
+    def promised(self) -> bool:
+        """Whether the answer is a call in any case, and has to be held to that."""
+        return self._choice.promised
+
     def constrain(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-        """Blocks.
+        """Blocks, for long where a call is ``promised``.
 
         Raises:
             InvalidRequestError: a call was asked for that cannot be promised.

@@ -13,8 +13,9 @@ def fastgen_logits_processors() -> list[LogitsProcessorSpec]:
         LogitsProcessorSpec(
             "guided",
             "fastgen_guided.processor:guided",
-            needs=("tokenizer", "stop_token_ids"),
+            needs=("tokenizer", "stop_token_ids", "checked"),
             check="fastgen_guided.guard:check",
+            example={"choice": ["yes", "no"]},
             description="Answers that follow a JSON schema, a regular expression, a grammar or a list of choices",
         )
     ]

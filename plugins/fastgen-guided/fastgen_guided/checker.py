@@ -1,7 +1,8 @@
 """A process that compiles grammars from strangers, so that one that takes for ever takes nobody's process with it.
 
 An empty JSON string goes out when it is ready. Then a line goes out for each that comes in: for a grammar, as a JSON
-string, what is wrong with it, empty for nothing. Run as a file: it imports llguidance alone.
+string, what is wrong with it, empty for nothing. One that takes too much of a processor's time ends the process by
+SIGPROF. Run as a file: it imports llguidance alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ IDS = 2**19
 """Token ids that a grammar may speak of here: as many as the largest vocabularies have."""
 
 DEADLINE = 30
-"""Seconds for one grammar, in case that nobody is left to end this process."""
+"""Seconds for one grammar in all, in case that nobody is left to end this process."""
 
 
 class _Bytes:
@@ -53,16 +54,21 @@ def _plain(error: str) -> str:
     return re.sub(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?", "", first)
 
 
-def main(address_space: int, limits: dict[str, Any]) -> None:
+def main(address_space: int, seconds: float, limits: dict[str, Any]) -> None:
+    """``seconds``: a processor's time for one grammar."""
     resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])
     bounds = LLParserLimits(**limits, verbose_errors=False)
     print('""', flush=True)  # ready
     for line in sys.stdin:
-        signal.alarm(DEADLINE)  # whose default is to end the process, whatever it is busy with
-        print(json.dumps(problem(json.loads(line), tokenizer, bounds)), flush=True)
+        # The default of both signals is to end the process, whatever it is busy with.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.alarm(DEADLINE)
+        answer = problem(json.loads(line), tokenizer, bounds)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    main(int(sys.argv[1]), float(sys.argv[2]), json.loads(sys.argv[3]))

@@ -6,7 +6,8 @@ from typing import Any
 
 __all__ = [
     "ADDRESS_SPACE",
-    "CHECK_SECONDS",
+    "ANSWER_SECONDS",
+    "COMPILE_SECONDS",
     "MAX_CHOICES",
     "MAX_DEPTH",
     "MAX_NODES",
@@ -23,10 +24,12 @@ MAX_NODES = 20_000
 """Values in them."""
 MAX_CHOICES = 1000
 """Texts in one list to choose from."""
-CHECK_SECONDS = 3.0
-"""Longest time a grammar may take to be compiled."""
+COMPILE_SECONDS = 0.5
+"""Longest time of a processor that a grammar may take to be compiled. A schema of 1500 properties takes 0.4."""
+ANSWER_SECONDS = 10.0
+"""Longest wait for what comes of it: a busy machine gives it a processor for part of the time."""
 WAIT_SECONDS = 15.0
-"""Longest time a grammar waits for its turn."""
+"""Longest time a grammar waits for its turn, and a process for its start."""
 ADDRESS_SPACE = 2 * 2**30
 """Bytes of address space of the process that compiles it first."""
 

@@ -11,6 +11,7 @@ import torch
 from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
+from fastgen_guided.grammar import grammar_of
 from fastgen_guided.guard import checked_grammar
 from fastgen_guided.limits import PARSER_LIMITS
 from fastgen_guided.vocabulary import TextTokenizer, Vocabulary, size_in_words, vocabulary
@@ -28,8 +29,14 @@ def guided(
     prompt_token_ids: list[int],
     tokenizer: TextTokenizer | None,
     stop_token_ids: frozenset[int],
+    checked: bool,
 ) -> Guided:
-    """A processor for one answer. ``options``: see ``fastgen_guided.grammar``.
+    """A processor for one answer. The first for a tokenizer takes a second, and the first with some options what they
+    take to compile; others hardly anything.
+
+    Args:
+        options: see ``fastgen_guided.grammar``.
+        checked: whether ``guard.check`` has let them through already, in whatever process.
 
     Raises:
         ValueError: the options cannot be used, or not with this model.
@@ -42,7 +49,8 @@ def guided(
             "an answer that follows a grammar has to end, and no token may end this one; leave out ignore_eos"
         )
     words = vocabulary(tokenizer, vocab_size)
-    return Guided(_compiled(checked_grammar(options), words).deep_copy(), words, ends)
+    grammar = grammar_of(options) if checked else checked_grammar(options)
+    return Guided(_compiled(grammar, words).deep_copy(), words, ends)
 
 
 class Guided:
@@ -108,21 +116,21 @@ _lock = threading.Lock()
 
 
 def _compiled(grammar: str, words: Vocabulary) -> LLMatcher:
-    """The grammar at its beginning, to be copied."""
+    """The grammar at its beginning, to be copied. Lets other threads have theirs while it compiles one."""
     key = (grammar, words)
     with _lock:
         found = _cache.get(key)
-        if found is None:
-            found = LLMatcher(
-                words.llguidance, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
-            )
-            if found.is_error():
-                raise ValueError(_first_line(found.get_error()))
-            _cache[key] = found
+    if found is None:
+        limits = LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
+        found = LLMatcher(words.llguidance, grammar, log_level=0, limits=limits)
+    with _lock:
+        _cache[key] = found  # a broken one too: to find that out may have taken long
         _cache.move_to_end(key)
         while len(_cache) > MAX_COMPILED:
             _cache.popitem(last=False)
-        return found
+    if found.is_error():
+        raise ValueError(_first_line(found.get_error()))
+    return found
 
 
 def _first_line(error: str) -> str:

@@ -51,7 +51,7 @@ SCHEMAS: dict[str, Any] = {
 def make(words: Tokenizer, options: Any, **changes: Any) -> Any:
     """A processor as the engine makes it."""
     given: dict[str, Any] = {"vocab_size": words.num_ids, "prompt_token_ids": [1], "tokenizer": words}
-    given["stop_token_ids"] = words.eos_token_ids
+    given |= {"stop_token_ids": words.eos_token_ids, "checked": False}
     return guided(options, **{**given, **changes})
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from fastgen_guided import guard
 from fastgen_guided.guard import Guard, check
+
+from fastgen.errors import FastgenError, OverloadedError
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -109,29 +114,87 @@ def test_accepted(name: str) -> None:
     check(ACCEPTED[name])
 
 
-def test_one_that_takes_for_ever_is_stopped_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Guard(seconds=0.5)
-    monkeypatch.setattr(guard, "_guard", one)
-    hostile = {"json_schema": {"type": "integer", "multipleOf": 1000003}}
-    try:
-        for _ in range(2):
-            with pytest.raises(ValueError, match=r"more than 0\.5 s"):
-                check(hostile)
-        check({"regex": "[a-z]+"})  # the next one has a new process
-    finally:
-        one.close()
+@pytest.fixture
+def fresh() -> Iterator[Callable[..., Guard]]:
+    """Makes guards."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> Guard:
+            made = Guard(**options)
+            stack.callback(made.close)
+            return made
+
+        yield make
 
 
-def test_a_checker_that_was_killed_is_replaced() -> None:
-    one = Guard()
-    try:
-        assert one.problem('start: "a"') == ""
-        one._idle[0]._process.kill()
-        one._idle[0]._process.wait()
-        assert "crashes" in one.problem('start: "b"')
-        assert one.problem('start: "c"') == ""
-    finally:
-        one.close()
+def schema(number: int) -> dict[str, Any]:
+    """Takes longer to compile the larger the number: with these sizes, from seconds to minutes."""
+    return {"json_schema": {"type": "integer", "multipleOf": number}}
+
+
+@pytest.mark.parametrize("number", [300007, 1000003])
+def test_one_that_takes_long_is_refused_and_remembered(
+    fresh: Callable[..., Guard], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(guard, "_guard", fresh())
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"more than 0\.5 s"):
+            check(schema(number))
+    check({"regex": "[a-z]+"})  # the next one has a new process
+
+
+def test_the_time_that_counts_is_the_processors_own(fresh: Callable[..., Guard]) -> None:
+    """A process that sleeps between two grammars has used nothing up."""
+    one = fresh(seconds=0.3)
+    assert one.problem('start: "a"') == ""
+    process = one._idle[0]._process
+    time.sleep(0.5)
+    assert one.problem('start: "b"') == ""
+    assert one._idle[0]._process is process
+
+
+def test_a_checker_that_was_killed_is_replaced(fresh: Callable[..., Guard]) -> None:
+    one = fresh()
+    assert one.problem('start: "a"') == ""
+    one._idle[0]._process.kill()
+    one._idle[0]._process.wait()
+    assert one.problem('start: "b"') == ""  # which had no part in it
+
+
+def test_one_that_kills_the_checker_is_refused(fresh: Callable[..., Guard], monkeypatch: pytest.MonkeyPatch) -> None:
+    one = fresh()
+
+    def dies(self: Any, grammar: str, seconds: float) -> str:
+        self._process.kill()
+        raise EOFError
+
+    monkeypatch.setattr(guard._Checker, "ask", dies)
+    assert "crashes" in one.problem('start: "a"')
+
+
+def test_trouble_of_the_servers_own_is_nobodys_fault(
+    fresh: Callable[..., Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no ``ValueError``, and not remembered."""
+    grammar = 'start: "trouble"'
+    crowded = fresh(turn=0.01, processes=1)
+    with crowded._turns, pytest.raises(OverloadedError, match="try again") as caught:
+        crowded.problem(grammar)
+    assert caught.value.retry_after > 0
+    assert crowded.problem(grammar) == ""
+
+    busy = fresh(answer=0.0)
+    for _ in range(2):
+        with pytest.raises(OverloadedError, match="busy"):
+            busy.problem(grammar)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(guard.sys, "executable", "/no/such/python")
+        nowhere = fresh()
+        with pytest.raises(FastgenError, match="does not start") as failed:
+            nowhere.problem(grammar)
+        assert not isinstance(failed.value, ValueError)
+    assert nowhere.problem(grammar) == ""
 
 
 def test_its_processes_end_with_their_parent() -> None:

@@ -9,8 +9,10 @@ import pytest
 
 import fastgen
 from fastgen.core.plugin import LogitsProcessorSpec, hookimpl, registered
+from fastgen.core.processors import checked_already
 from fastgen.errors import PluginError
 from fastgen.testing.checkpoints import tiny_llama
+from fastgen.types import SamplingParams
 
 
 def test_a_factory_gets_what_it_needs(tmp_path: Path) -> None:
@@ -36,6 +38,31 @@ def test_a_factory_gets_what_it_needs(tmp_path: Path) -> None:
         assert seen[-1]["stop_token_ids"] == frozenset({66, 257})
         pipe("A", max_new_tokens=1, logits_processors={"more": {}}, ignore_eos=True)
         assert seen[-1]["stop_token_ids"] == frozenset()
+
+
+def test_whether_the_options_were_checked(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def factory(options: dict[str, Any], *, checked: bool, **given: Any) -> Any:
+        seen.append(checked)
+        return lambda ids, logits: logits
+
+    class Plugin:
+        @hookimpl
+        def fastgen_logits_processors(self) -> list[LogitsProcessorSpec]:
+            return [LogitsProcessorSpec("asks", factory, needs=("checked",))]
+
+    params = SamplingParams(logits_processors={"asks": {}})
+    with registered(Plugin(), name="checked"), fastgen.Engine.load(tiny_llama(tmp_path)) as engine:
+        engine.add([65], params)
+        assert not any(seen)
+        seen.clear()
+        with checked_already():
+            engine.add([65], params)
+        assert all(seen)
+        seen.clear()
+        engine.check([65], params)
+        assert seen == [False]
 
 
 def test_needs_are_checked() -> None:

@@ -26,6 +26,7 @@ from fastgen.server.grpc.server import create_server
 from fastgen.server.inprocess import in_process
 from fastgen.server.settings import ServerConfig
 from fastgen.testing.doors import SCRIPTED, Served, open_door, wait_until
+from fastgen.wire import proto
 from fastgen.wire.pb import fastgen_pb2 as pb
 
 pytestmark = pytest.mark.slow
@@ -125,6 +126,41 @@ def test_a_stream_says_what_it_made_of_the_prompt_and_adds_up(stub: Stub) -> Non
         assert [token for chunk in own for token in chunk.token_ids] == list(choice.token_ids)
         assert [chunk.finish_reason for chunk in own][-1] == choice.finish_reason
     assert [chunk.HasField("usage") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_large_requests_and_answers_are_dealt_with_in_a_thread(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    """Not in the event loop, in which all others wait."""
+    names: dict[str, list[bool]] = {"parse_request": [], "response_message": [], "event_message": []}
+
+    def spy(name: str) -> None:
+        real = getattr(proto, name)
+
+        def called(given: object) -> object:
+            names[name].append(threading.current_thread().name == "grpc-door")
+            return real(given)
+
+        monkeypatch.setattr(proto, name, called)
+
+    for name in names:
+        spy(name)
+    if large:
+        monkeypatch.setattr("fastgen.server.grpc.service.LARGE_BYTES", 1)
+        monkeypatch.setattr("fastgen.server.grpc.service.LARGE_ENTRIES", 0)
+    stub.generate(request())
+    stub.stream(request())
+    assert all(in_loop and (set(in_loop) == {not large}) for in_loop in names.values())
+
+
+def test_too_many_log_probabilities_of_a_prompt(served: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stub.generate(request(prompt_logprobs=9)).prompt_logprobs.entries
+    monkeypatch.setattr("fastgen.server.admission.MOST_PROMPT_LOGPROBS", 49)
+    error = refused(stub, request(prompt_logprobs=9))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert dict(error.trailing_metadata())["fastgen-field"] == "prompt_logprobs"
+    assert served.admission.prompt_tokens == 0
 
 
 def test_model_info(stub: Stub, pipe: Pipeline) -> None:

@@ -114,7 +114,8 @@ def test_ten_at_once_where_three_fit(make: Any, pipe: Any, engine: ScriptedEngin
 def test_a_stream_nobody_reads_leaves(scripted: Any) -> None:
     """A response object that is never sent."""
     from fastgen.front.prompts import completion_call
-    from fastgen.server.http.run import admit, start
+    from fastgen.server.http.run import start
+    from fastgen.server.native import admit
     from fastgen.types import SamplingParams
 
     async def drop() -> None:

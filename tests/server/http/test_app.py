@@ -32,6 +32,7 @@ def test_a_server_that_starts_or_ends(make: Any) -> None:
     for path in ("/health", "/ready"):
         answer = send(door, "GET", path)
         assert (answer.status_code, answer.json()["status"]) == (503, "starting")
+        assert "loaded" in answer.json()["detail"]
     refused = send(door, "POST", "/v1/completions", json={"prompt": "x"})
     assert refused.status_code == 503
     assert "starting" in refused.json()["error"]["message"]
@@ -46,8 +47,14 @@ def test_a_server_that_starts_or_ends(make: Any) -> None:
 
 def test_a_failed_server(scripted: Any) -> None:
     scripted.pipe.close()
-    answer = send(scripted, "GET", "/health")
-    assert (answer.status_code, answer.json()["status"]) == (503, "failed")
+    for draining in (False, True):
+        for path in ("/health", "/ready"):
+            answer = send(scripted, "GET", path)
+            assert (answer.status_code, answer.json()["status"]) == (503, "failed")
+            assert answer.json()["detail"]
+        if not draining:
+            assert send(scripted, "POST", "/v1/completions", json={"prompt": "x"}).status_code == 503
+            scripted.admission.drain()
     assert send(scripted, "POST", "/v1/completions", json={"prompt": "x"}).status_code == 503
 
 

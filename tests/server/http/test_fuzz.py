@@ -19,6 +19,8 @@ import fastgen
 pytestmark = pytest.mark.slow
 
 AT_ONCE = 8
+LARGE = 70_000
+"""More bytes than are read in the event loop."""
 SECONDS = 120.0
 USER = {"role": "user", "content": "Tell me"}
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
@@ -59,7 +61,11 @@ class Maker:
         path, body = copy.deepcopy(self.draw.choice(SEEDS))
         for _ in range(self.draw.choice((0, 1, 1, 1, 2, 3))):
             self.mutate(body)
+        if self.draw.random() < 0.1:
+            self.enlarge(body)
         raw = json.dumps(body, ensure_ascii=self.draw.random() < 0.5).encode()
+        if self.draw.random() < 0.05:
+            raw += b" " * LARGE
         if self.draw.random() < 0.15:
             raw = self.garble(raw)
         method = "POST" if self.draw.random() < 0.97 else self.draw.choice(("GET", "PUT", "DELETE", "PATCH"))
@@ -80,6 +86,19 @@ class Maker:
             holder[key] = self.value()
         else:
             body[self.draw.choice(FIELDS)] = self.value()
+
+    def enlarge(self, body: dict[str, Any]) -> None:
+        kind = self.draw.randrange(5)
+        if kind == 0:
+            body[self.draw.choice(FIELDS)] = [self.value()] * 20_000
+        elif kind == 1:
+            body[self.draw.choice(FIELDS)] = {str(key): self.value() for key in range(10_000)}
+        elif kind == 2:
+            body[self.draw.choice(FIELDS)] = self.draw.choice("xß🙂") * LARGE
+        elif kind == 3:
+            body.update({f"{name}{key}": 1 for key, name in enumerate(FIELDS * 300)})
+        else:
+            body["x" * LARGE] = None
 
     def value(self) -> Any:
         value = copy.deepcopy(self.draw.choice(JUNK))
@@ -114,11 +133,19 @@ def check(answer: httpx.Response) -> None:
     assert answer.status_code in KNOWN
     kind = answer.headers["content-type"]
     if kind.startswith("text/event-stream"):
-        assert answer.text.endswith("\n\n")
-        for line in answer.text.split("\n"):
-            if line.startswith("data: ") and line != "data: [DONE]":
-                event = json.loads(line.removeprefix("data: "), parse_constant=pytest.fail)
-                assert event.get("error") is None
+        *blocks, rest = answer.text.split("\n\n")
+        assert rest == ""
+        lines = [block.split("\n")[-1].removeprefix("data: ") for block in blocks]
+        if not blocks[0].startswith("event: "):  # OpenAI's
+            assert lines.pop() == "[DONE]"
+        events = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+        assert all(event.get("error") is None for event in events)
+        if blocks[0].startswith("event: "):
+            assert events[-1]["usage"]
+        else:
+            choices = [choice for event in events for choice in event["choices"]]
+            ended = [choice["index"] for choice in choices if choice["finish_reason"]]
+            assert sorted(ended) == sorted({choice["index"] for choice in choices})
         return
     body = json.loads(answer.content, parse_constant=pytest.fail)
     if answer.status_code != 200:

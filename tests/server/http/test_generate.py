@@ -168,7 +168,7 @@ def test_an_engine_that_goes_before_the_answer_says_that_it_had_begun(scripted: 
 
     engine.on_step = end
     answer = post(scripted, {"prompt": "a", "params": {"max_new_tokens": 9_000}})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_closed")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
     assert "retry-after" not in answer.headers
 
 

@@ -106,7 +106,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"top_k": -2}, "top_k"),
     ({"min_p": 2}, "min_p"),
     ({"n": 0}, "n"),
-    ({"seed": -1}, "seed"),
+    ({"seed": -(2**63) - 1}, "seed"),
     ({"seed": 2**63}, "seed"),
     ({"stop": [""]}, "stop"),
     ({"stop": [1]}, "stop"),

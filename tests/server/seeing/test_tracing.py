@@ -170,5 +170,5 @@ def test_an_endpoint_that_is_no_url(seen: Any, endpoint: str | None) -> None:
 @pytest.mark.parametrize("module", ["opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"])
 def test_without_the_packages(seen: Any, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=r"pip install 'fastgen\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[otel\]'"):
         Tracing("tiny", seen.service.info, endpoint="http://localhost:4318")
