@@ -189,17 +189,27 @@ ToolList: TypeAlias = Annotated[
 ]
 
 
+def _truth(value: Any) -> Any:
+    if value is not None and not isinstance(value, bool):
+        raise ValueError("must be false")
+    return value
+
+
+Off: TypeAlias = Annotated[Literal[False], BeforeValidator(_truth)]
+"""0 equals it, and is none."""
+
+
 class StreamOptions(Strict):
     include_usage: bool | None = Field(default=None, description="A last chunk without choices tells the usage.")
-    include_obfuscation: Literal[False] | None = Field(default=None, description="There is none here.")
-    continuous_usage_stats: Literal[False] | None = Field(default=None, description="Usage comes once, at the end.")
+    include_obfuscation: Off | None = Field(default=None, description="There is none here.")
+    continuous_usage_stats: Off | None = Field(default=None, description="Usage comes once, at the end.")
 
 
 class Meaningless(Strict):
     """Fields of OpenAI's that mean nothing here. They are accepted, at the values that change nothing."""
 
     user: str | None = None
-    store: Literal[False] | None = None
+    store: Off | None = None
     metadata: dict[str, str] | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None

@@ -20,7 +20,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from fastgen.errors import FastgenError, OverloadedError
+from fastgen.api import FastgenError, OverloadedError
 from fastgen_guided.grammar import grammar_of
 from fastgen_guided.limits import ADDRESS_SPACE, ANSWER_SECONDS, COMPILE_SECONDS, PARSER_LIMITS, WAIT_SECONDS
 

@@ -284,7 +284,7 @@ def test_errors_are_the_clients_exceptions(
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"extra_body": {"functions": [{"name": "f"}]}}, "functions", "send tools"),
-        ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template", "runs none"),
+        ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template", "not the text of one"),
         ({"extra_body": {"chat_template": "toools"}}, "chat_template", "template"),
         ({"extra_body": {"add_generation_prompt": True, "continue_final_message": True}}, None, "choose one"),
     ],

@@ -124,6 +124,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 1, "min_new_tokens": 2}, "min_tokens"),
     ({"min_tokens": 3, "max_tokens": 2}, None),  # type: ignore[list-item]
     ({"store": True}, "store"),
+    ({"store": 0}, "store"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"best_of": 0}, "best_of"),
     ({"model": 1}, "model"),
