@@ -107,7 +107,16 @@ def test_wheel_has_the_licence(wheel: zipfile.ZipFile, wheel_metadata: Message) 
 
 
 def test_extras_exist_and_triton_is_one(wheel_metadata: Message) -> None:
-    assert set(wheel_metadata.get_all("Provides-Extra")) == {"gpu", "server", "otel", "bench", "clients", "testing", "dev", "all"}
+    assert set(wheel_metadata.get_all("Provides-Extra")) == {
+        "gpu",
+        "server",
+        "otel",
+        "bench",
+        "clients",
+        "testing",
+        "dev",
+        "all",
+    }
     needed = [Requirement(line) for line in wheel_metadata.get_all("Requires-Dist")]
     always = {requirement.name for requirement in needed if requirement.marker is None}
     assert {"torch", "transformers", "safetensors", "pluggy", "pydantic"} <= always

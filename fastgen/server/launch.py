@@ -293,6 +293,8 @@ def _app(service: Service, admission: Admission) -> FastAPI:
 def _http_server(app: FastAPI, settings: ServerConfig) -> uvicorn.Server:
     import uvicorn
 
+    from fastgen.server.http.connections import BoundedProtocol
+
     if settings.log_level == "info":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its beginnings and ends are told by us
 
@@ -303,7 +305,7 @@ def _http_server(app: FastAPI, settings: ServerConfig) -> uvicorn.Server:
     return Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -165,7 +165,8 @@ class Replicas:
             raise DrainingError
         loops = {s.index: loop for s in self._supervisors if (loop := s.loop) is not None}
         if not loops:
-            raise EngineClosedError(f"no engine is ready: {self.detail or 'the server is shutting down'}")
+            why = "the server is shutting down" if self._draining else "the engine's process has just died"
+            raise EngineClosedError(f"no engine is ready: {self.detail or why}")
         shares = self._shares(submissions, loops)
         if len(shares) == 1:
             ((index, _),) = shares.items()

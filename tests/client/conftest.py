@@ -22,7 +22,7 @@ from fastgen.text import Tokenizer
 DOORS = ("grpc", "http")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: others look at what is installed
 def pipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     """With the processors of ``fastgen.testing.children``. Without a prefix cache: what was asked before does not show
     in the usage."""
@@ -34,13 +34,13 @@ def pipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
         yield made
 
 
-@pytest.fixture(scope="session", params=DOORS)
+@pytest.fixture(scope="module", params=DOORS)
 def served(request: pytest.FixtureRequest, pipe: Pipeline) -> Iterator[Served]:
     with open_door(pipe, request.param) as made:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[Client]:
     with Client(served.address) as made:
         yield made

@@ -337,7 +337,7 @@ def test_a_caller_that_is_killed_leaves_nothing(scripted: str) -> None:
         caller.stdout.close()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_twenty_starts_and_stops_leave_nothing(scripted: str) -> None:
     with start(scripted, grpc_port=0) as server:
         server("once: the gRPC library keeps a thread of its own from its first use on")

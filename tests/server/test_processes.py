@@ -278,6 +278,9 @@ def test_while_it_comes_back_requests_are_refused_at_once(scripted: str) -> None
     with serving(scripted) as (replicas, verbs):
         kill(replicas)
         wait_until(lambda: replicas.state == "restarting")
+        with pytest.raises(EngineClosedError, match=r"no engine is ready.*(has just died|signal SIGKILL)"):
+            verbs("hello")
+        wait_until(lambda: "again" in replicas.detail)
         with pytest.raises(EngineClosedError, match=r"no engine is ready.*signal SIGKILL"):
             verbs("hello")
         assert not replicas.closed

@@ -32,7 +32,7 @@ def test_schemathesis_finds_nothing(make: Any, serve: Any, tiny: Path, tmp_path:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{live.url}/openapi.json"]
         options = ["--header", "Authorization: Bearer key", "--seed", "1", "--max-examples", str(examples)]
         options += ["--request-timeout", "60", "--no-color", "--generation-database", "none", "--workers", "1"]
-        options += ["--max-time", "60" if examples == 10 else "400"]
+        options += ["--max-time", "60" if examples == 10 else "240"]
         result = subprocess.run(
             [*command, *options],
             cwd=tmp_path,
