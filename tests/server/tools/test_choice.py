@@ -47,6 +47,7 @@ def answer(tokenizer: Tokenizer, params: SamplingParams, seed: int) -> str:
         prompt_token_ids=[1],
         tokenizer=tokenizer,
         stop_token_ids=tokenizer.eos_token_ids,
+        checked=True,
     )
     rng = random.Random(seed)
     said: list[int] = []
