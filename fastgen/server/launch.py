@@ -20,7 +20,7 @@ from fastgen.front.verbs import Verbs
 from fastgen.server import logs
 from fastgen.server.admission import Admission
 from fastgen.server.ending import MARGIN_SECONDS, Deadline, Stop
-from fastgen.server.listening import Addresses, addresses_of, bind, check_certificate, listen
+from fastgen.server.listening import Addresses, addresses_of, bind, check_certificate, is_local, listen
 from fastgen.server.observe import Observed
 from fastgen.server.replicas import Replicas
 from fastgen.server.service import Service
@@ -321,14 +321,16 @@ def _http_server(app: FastAPI, settings: ServerConfig) -> uvicorn.Server:
 
 
 def _announce(addresses: Addresses, service: Service) -> None:
+    settings = service.settings
+    if not settings.api_key and not is_local(settings.host):
+        logger.warning("everyone who reaches %s is served: there is no API key (FASTGEN_API_KEY)", settings.host)
     grpc = f", gRPC on {addresses.grpc}" if addresses.grpc else ""
-    count = service.settings.replicas
-    engines = f" with {count} engines" if count > 1 else ""
-    print(
-        f"fastgen: {service.names[0]} is ready{engines} on {addresses.http}{grpc}; Ctrl-C ends it",
-        file=sys.stderr,
-        flush=True,
-    )
+    engines = f" with {settings.replicas} engines" if settings.replicas > 1 else ""
+    ready = f"{service.names[0]} is ready{engines} on {addresses.http}{grpc}; Ctrl-C ends it"
+    if settings.log_format == "json":
+        logger.info("%s", ready)
+    else:
+        print(f"fastgen: {ready}", file=sys.stderr, flush=True)
 
 
 @contextmanager

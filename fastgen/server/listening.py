@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import ssl
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from fastgen.errors import ConfigError
 from fastgen.server.settings import ServerConfig
 
-__all__ = ["Addresses", "addresses_of", "bind", "check_certificate", "listen"]
+__all__ = ["Addresses", "addresses_of", "bind", "check_certificate", "is_local", "listen"]
 
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
@@ -32,6 +33,14 @@ def check_certificate(settings: ServerConfig) -> None:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
         except OSError as error:
             raise ConfigError(f"tls_cert and tls_key are no certificate and its key: {error}") from None
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def bind(settings: ServerConfig) -> socket.socket:

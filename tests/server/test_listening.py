@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fastgen.errors import ConfigError
-from fastgen.server.listening import bind, listen
+from fastgen.server import launch
+from fastgen.server.listening import Addresses, bind, listen
 from fastgen.server.settings import ServerConfig
 
 
@@ -49,3 +52,27 @@ def test_connections_that_linger_do_not_keep_the_port() -> None:
         with pytest.raises(ConfigError):
             bind(settings)
         listen(second, settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [({"host": "0.0.0.0"}, True), ({"host": "::"}, True), ({}, False), ({"host": "0.0.0.0", "api_key": "k"}, False)],
+    ids=str,
+)
+def test_whoever_lets_everybody_in_is_told(
+    options: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service: Any = SimpleNamespace(settings=ServerConfig(**options), names=("tiny",))
+    launch._announce(Addresses("http://there", None), service)
+    assert ("there is no API key" in caplog.text) == warned
+    assert capsys.readouterr().err == "fastgen: tiny is ready on http://there; Ctrl-C ends it\n"
+
+
+def test_with_json_logs_it_is_ready_in_json(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service: Any = SimpleNamespace(settings=ServerConfig(log_format="json"), names=("tiny",))
+    with caplog.at_level("INFO"):
+        launch._announce(Addresses("http://there", None), service)
+    assert [record.getMessage() for record in caplog.records] == ["tiny is ready on http://there; Ctrl-C ends it"]
+    assert capsys.readouterr().err == ""
