@@ -22,7 +22,7 @@ from fastgen.core.hf_config import HFConfig, read_generation_config
 from fastgen.core.layers.layer import building
 from fastgen.core.lora import LoraPlan, plan_loras
 from fastgen.core.plugin import ModelSpec, Registry, registry
-from fastgen.core.plugin.specs import describe_error, format_error
+from fastgen.core.plugin.describe import describe_error, format_error
 from fastgen.core.policy import PolicyName, policy_named
 from fastgen.core.quant import Quantisation, plan_quantisation
 from fastgen.core.runtime.kv_cache import CachePlan, plan_cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from fastgen.core.collector import Collector
-from fastgen.core.plugin.specs import describe_error
+from fastgen.core.plugin.describe import describe_error
 from fastgen.errors import FastgenError
 from fastgen.types import Chunk, StepOutput, TokenLogprob
 

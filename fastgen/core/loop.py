@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fastgen.core.collector import Collector
 from fastgen.core.delivery import CallerGone, Delivery, Running, Sink
-from fastgen.core.plugin.specs import describe_error
+from fastgen.core.plugin.describe import describe_error
 from fastgen.errors import EngineClosedError, InvalidRequestError
 from fastgen.text import Tokenizer
 from fastgen.types import SamplingParams, StepOutput

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fastgen.config import EngineConfig
 from fastgen.core.calibration import DEFAULT_BUDGET, LARGEST_BUDGET, SMALLEST_BUDGET, Budget, Calibration, Point
-from fastgen.core.plugin.specs import describe_error
+from fastgen.core.plugin.describe import describe_error
 from fastgen.core.request import Limits
 from fastgen.errors import ConfigError, RequestFailedError
 from fastgen.types import SamplingParams, StepOutput

@@ -6,11 +6,13 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fastgen.core.loop import CallerGone
 
-__all__ = ["Doorbell"]
+__all__ = ["AsyncInbox", "Doorbell"]
+
+E = TypeVar("E")
 
 
 class Doorbell:
@@ -66,3 +68,37 @@ class Doorbell:
         while self._calls:
             function, args = self._calls.popleft()
             events.call_soon(function, *args)  # not at once: if one raises, the others must still come
+
+
+class AsyncInbox(Generic[E]):
+    """A queue from one thread to one task of an event loop. The task is woken once, however many events come before
+    it runs."""
+
+    def __init__(self) -> None:
+        self._doorbell = Doorbell.here()
+        self._events: deque[E] = deque()
+        self._ready = asyncio.Event()
+        self._woken = False
+
+    def put(self, event: E) -> None:
+        """In the engine's thread."""
+        self._events.append(event)
+        if not self._woken:
+            self._woken = True
+            self._doorbell.call(self._ready.set)
+
+    async def get(self) -> E:
+        """The next event, in the task."""
+        await self._come()
+        return self._events.popleft()
+
+    async def get_all(self) -> list[E]:
+        """All that is there, at least one, in the task."""
+        await self._come()
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    async def _come(self) -> None:
+        while not self._events:
+            await self._ready.wait()
+            self._ready.clear()
+            self._woken = False  # before looking again: what is put from here on wakes anew

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
 from typing import Self
 
 from fastgen.core.collector import ResponseBuilder
 from fastgen.core.loop import Loop, Sink, Submission
 from fastgen.errors import EngineClosedError, FastgenError
 from fastgen.front.answers import submissions
-from fastgen.front.events import Doorbell
+from fastgen.front.events import AsyncInbox
 from fastgen.front.prompts import Call
 from fastgen.types import Chunk, Response, TokenLogprob
 
@@ -150,7 +148,7 @@ class AsyncChunkStream(_Stream, AsyncIterator[Chunk]):
         """``owner``: as for ``ChunkStream``."""
         super().__init__(loop, owner)
         self._prepare: Callable[[], Call] | None = prepare  # may hold the owner, too
-        self._inbox: _AsyncInbox | None = None
+        self._inbox: AsyncInbox[Event] | None = None
 
     async def __anext__(self) -> Chunk:
         if self._over:
@@ -164,12 +162,12 @@ class AsyncChunkStream(_Stream, AsyncIterator[Chunk]):
             raise
         return self._read(event)
 
-    async def _start(self) -> _AsyncInbox:
+    async def _start(self) -> AsyncInbox[Event]:
         assert self._prepare is not None
         call = await asyncio.to_thread(self._prepare)
         if self._over:  # closed meanwhile
             raise StopAsyncIteration
-        inbox = _AsyncInbox()
+        inbox = AsyncInbox[Event]()
         await asyncio.wrap_future(self._loop.submit([self._submission(call, inbox.put)]))
         return inbox
 
@@ -186,30 +184,3 @@ class AsyncChunkStream(_Stream, AsyncIterator[Chunk]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-class _AsyncInbox:
-    """A queue from one thread to one task of an event loop. The task is woken once, however many events come before
-    it runs."""
-
-    def __init__(self) -> None:
-        self._doorbell = Doorbell.here()
-        self._events: deque[Event] = deque()
-        self._ready = asyncio.Event()
-        self._woken = False
-
-    def put(self, event: Event) -> None:
-        """In the engine's thread."""
-        self._events.append(event)
-        if not self._woken:
-            self._woken = True
-            self._doorbell.call(self._ready.set)
-
-    async def get(self) -> Event:
-        """The next event, in the task."""
-        while True:
-            with suppress(IndexError):
-                return self._events.popleft()
-            await self._ready.wait()
-            self._ready.clear()
-            self._woken = False  # before looking again: what is put from here on wakes anew

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fastgen.core.plugin import LogitsProcessorSpec, Registry, registry
-from fastgen.core.plugin.specs import describe_error
+from fastgen.core.plugin.describe import describe_error
 from fastgen.errors import FastgenError, InvalidRequestError, did_you_mean
 from fastgen.text import Tokenizer
 from fastgen.types import SamplingParams

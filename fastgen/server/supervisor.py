@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from fastgen.core.plugin.specs import describe_error
+from fastgen.core.plugin.describe import describe_error
 from fastgen.errors import EngineClosedError, FastgenError
 from fastgen.server.service import Replica, State
 from fastgen.server.settings import ServerConfig

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from fastgen.core.plugin import registry
-from fastgen.core.plugin.specs import describe_error
+from fastgen.core.plugin.describe import describe_error
 from fastgen.core.processors import checked_already
 from fastgen.types import SamplingParams
 from fastgen.wire.messages import Abort, Submit

@@ -17,7 +17,7 @@ import msgspec
 from fastgen.core.collector import Collector
 from fastgen.core.delivery import Delivery, Running
 from fastgen.core.loop import Submission, in_batch
-from fastgen.core.plugin.specs import describe_error
+from fastgen.core.plugin.describe import describe_error
 from fastgen.core.request import DEFAULT_MAX_NEW_TOKENS
 from fastgen.core.stats import EngineStats
 from fastgen.errors import EngineClosedError, FastgenError, InvalidRequestError

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from fastgen.errors import InvalidRequestError
 from fastgen.types import Chunk, Message, SamplingParams, TokenLogprob
+from fastgen.wire.strict_json import read_json
 
 __all__ = ["ChatPrompt", "GenerateRequest", "PromptLogprobs", "StreamEvent", "StreamStart", "json_text", "json_value"]
-
-MOST_DEPTH = 100
-"""Arrays and objects inside each other, in JSON text; templates recurse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,33 +81,10 @@ def json_value(text: str, field: str, kind: type[Any]) -> Any:
         InvalidRequestError: it is no JSON as the standard has it, of another kind, or too deep; names ``field``.
     """
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{field} must be JSON text: {error}", field=field) from None
-    if _too_deep(value):
-        raise InvalidRequestError(f"{field} is nested too deeply; at most {MOST_DEPTH} levels are read", field=field)
+        value = read_json(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"{field} must be JSON text that can be used: {error}", field=field) from None
     if not isinstance(value, kind):
         what = "a list" if kind is list else "an object"
         raise InvalidRequestError(f"{field} must be {what} as JSON text, got {type(value).__name__}", field=field)
     return value
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{digits[:40]} is too large")
-    return value
-
-
-def _too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        inside = [one.values() if isinstance(one, dict) else one for one in level]
-        level = [item for items in inside for item in items if isinstance(item, dict | list)]
-        if not level:
-            return False
-    return True

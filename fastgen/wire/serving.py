@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from fastgen.core.loop import EngineLike
-from fastgen.core.plugin.specs import describe_error
+from fastgen.core.plugin.describe import describe_error
 from fastgen.core.processors import checked_already
 from fastgen.core.stats import EngineStats
 from fastgen.errors import FastgenError

@@ -25,7 +25,7 @@ import msgspec
 from fastgen import __version__
 from fastgen.config import EngineConfig
 from fastgen.core.plugin import registry
-from fastgen.core.plugin.specs import describe_error
+from fastgen.core.plugin.describe import describe_error
 from fastgen.errors import ConfigError, FastgenError
 from fastgen.wire.channel import Channel, ChannelClosedError, FrameError
 from fastgen.wire.messages import (

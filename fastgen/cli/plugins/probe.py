@@ -46,8 +46,8 @@ def light(entries: Sequence[EntryPoint], roots: Sequence[str]) -> dict[str, Any]
     watch = _Watch(roots)
     sys.meta_path.insert(0, watch)
     errors = {}
+    from fastgen.core.plugin.describe import describe_error
     from fastgen.core.plugin.hooks import collect
-    from fastgen.core.plugin.specs import describe_error
 
     for entry in entries:
         try:
@@ -78,7 +78,7 @@ def _devices() -> list[str]:
 def registry(entries: Sequence[EntryPoint], roots: Sequence[str]) -> dict[str, Any]:
     """Load all installed plugins as fastgen does, these twice, and once more in a spawned process."""
     from fastgen.core.plugin import ModelSpec, Spec, collect, load_registry
-    from fastgen.core.plugin.specs import describe_error
+    from fastgen.core.plugin.describe import describe_error
 
     loaded = load_registry()
     found = {}

@@ -16,8 +16,9 @@ from typing import Literal
 
 import fastgen
 from fastgen.core.plugin.bounds import admits, bounds
+from fastgen.core.plugin.describe import describe_error, format_error
 from fastgen.core.plugin.hooks import PROJECT, collect
-from fastgen.core.plugin.specs import Spec, describe_error, format_error
+from fastgen.core.plugin.specs import Spec
 from fastgen.errors import ConfigError, PluginError, did_you_mean
 
 __all__ = [

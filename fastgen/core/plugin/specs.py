@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastgen.core.plugin.describe import describe_error, format_error
 from fastgen.errors import PluginError, did_you_mean
 
 if TYPE_CHECKING:
@@ -36,57 +36,11 @@ __all__ = [
     "ModelSourceSpec",
     "ModelSpec",
     "Spec",
-    "describe_error",
-    "format_error",
 ]
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_LONGEST = 1000
-"""Letters of an error that one line shows."""
-
 PROCESSOR_NEEDS = ("tokenizer", "stop_token_ids", "checked")
 """What a logits processor's factory may be given besides its options, the vocabulary's size and the prompt."""
-_THIS_PACKAGE = __name__.rpartition(".")[0]
-
-
-def describe_error(error: BaseException) -> str:
-    """One line for a person: the error's type and the first line of its text, cut if that is long. Never raises,
-    though the error be a stranger's that cannot tell its own text."""
-    try:
-        text = _describe(error)
-    except Exception as another:
-        text = f"{type(error).__name__}, whose text cannot be shown ({type(another).__name__})"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        return f"it called sys.exit({'' if error.code is None else repr(error.code)})"
-    text = next((line for line in str(error).splitlines() if line.strip()), "")
-    if isinstance(error, PluginError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def format_error(error: BaseException) -> str:
-    """The traceback, beginning where it leaves this loader and Python's import machinery, so at the plugin's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = {f"{_THIS_PACKAGE}.{name}".replace(".", "/") for name in ("specs", "hooks", "loader", "registry")}
-    skipped = 0
-    for frame in frames:
-        path = frame.filename.replace("\\", "/").removesuffix(".py")
-        if not (
-            any(path.endswith(o) for o in own)
-            or frame.filename.startswith("<frozen importlib")
-            or "/importlib/" in path
-            or "/pluggy/" in path
-        ):
-            break
-        skipped += 1
-    lines = traceback.format_list(frames[skipped:])
-    if lines:
-        lines.insert(0, "Traceback (most recent call last):\n")
-    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
 
 
 def _check_lazy(owner: str, name: str, value: object, kind: str, fits: Callable[[Any], bool]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastgen.core.plugin.specs import describe_error
+from fastgen.core.plugin.describe import describe_error
 from fastgen.core.request import Sampling
 from fastgen.errors import InvalidRequestError, did_you_mean
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
+
+from fastgen.server.keys import brings_key
 
 __all__ = ["ApiKeys"]
 
@@ -30,15 +31,9 @@ class ApiKeys(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         return self._refuse
 
     def _known(self, details: grpc.HandlerCallDetails) -> bool:
-        found = False
-        for name, value in details.invocation_metadata or ():
-            if name != "authorization":
-                continue
-            text = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
-            scheme, _, key = text.partition(b" ")
-            for known in self._keys:  # all are compared, each in constant time: the time taken tells nothing
-                found |= scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), known)
-        return found
+        values = [value for name, value in details.invocation_metadata or () if name == "authorization"]
+        texts = (one if isinstance(one, bytes) else one.encode("utf-8", "surrogateescape") for one in values)
+        return any(brings_key(text, self._keys) for text in texts)
 
 
 async def _refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from starlette.requests import Request
 from fastgen.errors import InvalidRequestError, did_you_mean
 from fastgen.server.aside import LARGE_BYTES, aside
 from fastgen.server.http.errors import RequestRefused
+from fastgen.wire import strict_json
 
 __all__ = ["parse_json", "read_body", "read_json", "with_body"]
 
@@ -22,8 +22,6 @@ T = TypeVar("T")
 
 BODY_SECONDS = 60.0
 """How long a client may take to send its body."""
-MOST_DEPTH = 100
-"""Arrays and objects inside each other; templates and schema compilers recurse."""
 
 
 async def read_body(request: Request, model: type[M]) -> M:
@@ -86,68 +84,16 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         InvalidRequestError: it is anything else; says where.
     """
     try:
-        value = json.loads(
-            raw.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite_float
-        )
-        if b"\\u" in raw:
-            json.dumps(value, ensure_ascii=False).encode()
+        value = strict_json.read_json(raw.decode())
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"the body is not UTF-8: byte {error.start} is out of place") from None
-    except UnicodeEncodeError:
-        raise InvalidRequestError("the body holds half of a surrogate pair (\\ud800 to \\udfff alone)") from None
+    except strict_json.RefusedJsonError as error:
+        raise InvalidRequestError(f"the body is not JSON that can be used: {error}") from None
     except json.JSONDecodeError as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from None
-    except RecursionError:
-        raise _too_deep() from None
-    except _Refused as error:
-        raise InvalidRequestError(f"the body is not JSON that can be used: {error}") from None
-    except ValueError:  # a number with thousands of digits
-        raise InvalidRequestError("the body holds a number that is too long") from None
     if not isinstance(value, dict):
         raise InvalidRequestError(f"the body must be a JSON object, and is {_json_type(value)}")
-    _check_depth(value)
     return value
-
-
-class _Refused(ValueError):
-    pass
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _Refused(f"the key {_short(twice)} comes twice in one object")
-    return made
-
-
-def _no_constant(word: str) -> Any:
-    raise _Refused(f"{word} is no number in JSON")
-
-
-def _finite_float(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise _Refused(f"{digits[:40]} is too large")
-    return value
-
-
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        inner = []
-        for one in level:
-            items = one.values() if isinstance(one, dict) else one
-            inner += [item for item in items if isinstance(item, dict | list)]
-        if not inner:
-            return
-        level = inner
-    raise _too_deep()
-
-
-def _too_deep() -> InvalidRequestError:
-    return InvalidRequestError(f"the body is nested too deeply; at most {MOST_DEPTH} levels are read")
 
 
 def _json_type(value: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from fastgen.core.collector import ResponseBuilder
 from fastgen.core.loop import Loop, Sink
 from fastgen.errors import FastgenError, RequestFailedError
 from fastgen.front.answers import async_answers, submissions
-from fastgen.front.events import Doorbell
+from fastgen.front.events import AsyncInbox
 from fastgen.front.prompts import Call
 from fastgen.server.admission import Entry
 from fastgen.server.http.errors import ClientGone, RequestAborted
@@ -90,7 +89,7 @@ class Run:
     def __init__(self, loop: Loop, call: Call, entry: Entry) -> None:
         self.call = call
         self._loop, self._entry = loop, entry
-        self._inbox = _Inbox()
+        self._inbox = AsyncInbox[Event]()
         self._made = submissions(loop, call, self._sink)
         self._open = len(self._made)
 
@@ -104,7 +103,7 @@ class Run:
         """All that came since the last time, at least one; empty once all has been read."""
         if not self._open:
             return []
-        events = await self._inbox.get()
+        events = await self._inbox.get_all()
         for _, event in events:
             self._open -= isinstance(event, FastgenError) or (isinstance(event, Chunk) and event.usage is not None)
         return events
@@ -158,30 +157,6 @@ class _Forward:
 
     def fail(self, error: FastgenError) -> None:
         self._put((self._index, error))
-
-
-class _Inbox:
-    """A queue from the engine's thread to one task, which takes all that is there at once."""
-
-    def __init__(self) -> None:
-        self._doorbell = Doorbell.here()
-        self._events: deque[Event] = deque()
-        self._ready = asyncio.Event()
-        self._woken = False
-
-    def put(self, event: Event) -> None:
-        """In the engine's thread."""
-        self._events.append(event)
-        if not self._woken:
-            self._woken = True
-            self._doorbell.call(self._ready.set)
-
-    async def get(self) -> list[Event]:
-        while not self._events:
-            await self._ready.wait()
-            self._ready.clear()
-            self._woken = False  # before looking again: what is put from here on wakes anew
-        return [self._events.popleft() for _ in range(len(self._events))]
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -195,7 +195,8 @@ def test_model_info(stub: Stub, pipe: Pipeline) -> None:
         (pb.GenerateRequest(chat=pb.Chat(messages="[" * 99_999)), "must be JSON text", "messages"),
         (request(logits_processors='{"a": 1e999}'), "too large", "logits_processors"),
         (pb.GenerateRequest(chat=pb.Chat(messages="[]")), "messages is empty", "messages"),
-        (pb.GenerateRequest(chat=pb.Chat(messages='[{"role": NaN}]')), "NaN is not JSON", "messages"),
+        (pb.GenerateRequest(chat=pb.Chat(messages='[{"role": "a", "role": "b"}]')), "comes twice", "messages"),
+        (pb.GenerateRequest(chat=pb.Chat(messages='[{"role": NaN}]')), "NaN is no number in JSON", "messages"),
         (pb.GenerateRequest(chat=pb.Chat(messages='[{"role": "user"}]', template="{{ 1 }}")), "name", "template"),
         (b"\x12\x02\xff\xff", "not a valid", None),  # text that is no UTF-8
         (b"\xff", "not a valid", None),
